@@ -1,0 +1,1 @@
+//! Paged MLA attention behind one trait: plain reference and fused CPU.

@@ -1,0 +1,1 @@
+//! The checkpoints that ship with the project, found by name.

@@ -1,0 +1,1 @@
+//! Hash language model, workloads and checkers that run the control plane without tensors.

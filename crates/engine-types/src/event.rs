@@ -1,0 +1,78 @@
+//! What a user gets back.
+
+use crate::ids::{RequestId, TokenId};
+use crate::spec_stats::SpecDecodeStats;
+
+/// Why a request ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FinishReason {
+    /// The model's end-of-sequence id was generated.
+    Eos(TokenId),
+    /// One of the request's `stop_token_ids` was generated.
+    StopToken(TokenId),
+    /// The request's stop sequence of this index was generated.
+    StopSequence(usize),
+    /// `max_tokens` were generated.
+    MaxTokens,
+    /// The sequence reached the model's length.
+    ModelLength,
+    /// The sequence alone needs more KV blocks than the pool has.
+    OutOfBlocks,
+    /// The client left or asked for it.
+    Aborted,
+    /// A step failed; the text says how.
+    Failed(String),
+}
+
+/// Tokens that one step added to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokensEvent {
+    /// Whose tokens.
+    pub request_id: RequestId,
+    /// The committed run: `n_accepted` accepted drafts, then one token that the target chose.
+    pub tokens: Vec<TokenId>,
+    /// How many of `tokens`, from the front, are accepted drafts.
+    pub n_accepted: u32,
+    /// The drafts that this step verified; empty after a prefill or a plain decode.
+    pub drafts: Vec<TokenId>,
+}
+
+/// Token counts of a finished request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Prompt tokens.
+    pub prompt_tokens: u32,
+    /// Generated tokens that were committed and streamed.
+    pub completion_tokens: u32,
+}
+
+/// One event of a request. `Finished` is the last one and comes exactly once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RequestEvent {
+    /// A step committed tokens.
+    Tokens(TokensEvent),
+    /// The request ended.
+    Finished {
+        /// Which request.
+        request_id: RequestId,
+        /// Why.
+        reason: FinishReason,
+        /// Token counts.
+        usage: Usage,
+        /// What drafting did.
+        spec_decode: SpecDecodeStats,
+    },
+}
+
+impl RequestEvent {
+    /// Whose event this is.
+    #[must_use]
+    pub fn request_id(&self) -> RequestId {
+        match self {
+            Self::Tokens(event) => event.request_id,
+            Self::Finished { request_id, .. } => *request_id,
+        }
+    }
+}

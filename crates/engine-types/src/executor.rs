@@ -1,0 +1,62 @@
+//! The one trait between the planes.
+
+use std::fmt;
+
+use crate::outcome::StepOutcome;
+use crate::plan::StepPlan;
+
+/// What an executor can do; fixed from its construction on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExecutorLimits {
+    /// Tokens a KV block.
+    pub block_size: u32,
+    /// KV blocks in the pool.
+    pub num_blocks: u32,
+    /// Largest number of tokens of one request, prompt and output together.
+    pub max_model_len: u32,
+    /// Largest number of rows in a plan.
+    pub max_num_seqs: u32,
+    /// Largest number of queried tokens in a plan.
+    pub max_num_batched_tokens: u32,
+    /// Largest `n_draft` and `n_propose` of a row; 0 where nothing drafts.
+    pub max_num_speculative_tokens: u32,
+    /// How many known tokens after a middle chunk the drafter can use (one for each draft layer).
+    pub n_lookahead_max: u32,
+    /// Number of token ids: every id in a plan is below it.
+    pub vocab_size: u32,
+}
+
+/// Runs planned steps. One engine thread owns it and calls it.
+pub trait StepExecutor {
+    /// The limits that every plan keeps.
+    fn limits(&self) -> ExecutorLimits;
+
+    /// Runs `plan` and fills `outcome` (clearing it first).
+    ///
+    /// # Errors
+    ///
+    /// [`ExecutorError::Step`] if this step failed and the executor can go on,
+    /// [`ExecutorError::Fatal`] if it cannot. Either way nothing of `outcome` may be used.
+    fn execute(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError>;
+}
+
+/// Why a step has no outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ExecutorError {
+    /// The step failed; later steps may succeed.
+    Step(String),
+    /// The executor is unusable from now on.
+    Fatal(String),
+}
+
+impl fmt::Display for ExecutorError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Step(message) => write!(f, "the step failed: {message}"),
+            Self::Fatal(message) => write!(f, "the executor failed for good: {message}"),
+        }
+    }
+}
+
+impl std::error::Error for ExecutorError {}

@@ -1,0 +1,80 @@
+//! The contract between the control plane and the device plane.
+//!
+//! **Owns** the plain data that crosses the boundary: [`Request`] and [`RequestEvent`] on the
+//! user's side, [`StepPlan`] and [`StepOutcome`] on the executor's side, and the trait
+//! [`StepExecutor`] in between. **Must not know** tensors, clocks, threads, protocols or
+//! serialisation formats. It has no dependency.
+//!
+//! Invariants (numbered in `ARCHITECTURE.md`):
+//! * Rows of a plan and of its outcome are joined by [`RequestId`], never by position \[INV-3].
+//! * After a sampling row exactly one token of the request has no KV \[INV-5].
+//! * Every row queries at least one known token \[INV-6].
+//!
+//! # Example
+//!
+//! An executor that "predicts" the successor of the last token, driven for one step:
+//!
+//! ```
+//! use engine_types::{
+//!     BlockId, ExecutorError, ExecutorLimits, RequestId, RowSpec, StepExecutor, StepOutcome,
+//!     StepPlan,
+//! };
+//!
+//! struct Successor;
+//!
+//! impl StepExecutor for Successor {
+//!     fn limits(&self) -> ExecutorLimits {
+//!         ExecutorLimits {
+//!             block_size: 4,
+//!             num_blocks: 8,
+//!             max_model_len: 32,
+//!             max_num_seqs: 2,
+//!             max_num_batched_tokens: 16,
+//!             max_num_speculative_tokens: 0,
+//!             n_lookahead_max: 0,
+//!             vocab_size: 100,
+//!         }
+//!     }
+//!
+//!     fn execute(
+//!         &mut self,
+//!         plan: &StepPlan,
+//!         outcome: &mut StepOutcome,
+//!     ) -> Result<(), ExecutorError> {
+//!         outcome.clear();
+//!         for row in plan.rows() {
+//!             let last = *plan.tokens(row).last().expect("a row queries at least one token");
+//!             let emitted = if row.samples { vec![last + 1] } else { vec![] };
+//!             outcome.push_row(row.request_id, &emitted, 0, &[]);
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//!
+//! let mut plan = StepPlan::default();
+//! let spec = RowSpec { n_computed: 0, n_draft: 0, samples: true, drafting: false, n_propose: 0 };
+//! plan.push_row(RequestId(7), spec, &[1, 2, 3], &[], &[BlockId(0)]);
+//! let mut outcome = StepOutcome::default();
+//! Successor.execute(&plan, &mut outcome).unwrap();
+//! let row = outcome.row(RequestId(7)).unwrap();
+//! assert_eq!(outcome.tokens(row), &[4]);
+//! ```
+
+mod event;
+mod executor;
+mod ids;
+mod outcome;
+mod plan;
+mod request;
+mod spec_stats;
+
+pub use event::{FinishReason, RequestEvent, TokensEvent, Usage};
+pub use executor::{ExecutorError, ExecutorLimits, StepExecutor};
+pub use ids::{BlockId, RequestId, Span, StepId, TokenId};
+pub use outcome::{OutcomeRow, StepOutcome};
+pub use plan::{PlanRow, RowSpec, StepPlan};
+pub use request::{Request, SamplingParams};
+pub use spec_stats::SpecDecodeStats;
+
+/// The largest `num_speculative_tokens` that the engine accepts.
+pub const MAX_SPECULATIVE_TOKENS: usize = 8;

@@ -1,0 +1,85 @@
+//! What a step did: per row the accepted run and the drafts for the next step.
+
+use crate::ids::{RequestId, Span, TokenId};
+
+/// One request's result of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutcomeRow {
+    /// Whose result this is.
+    pub request_id: RequestId,
+    /// How many of the row's drafts the target accepted.
+    pub n_accepted: u32,
+    tokens: Span,
+    drafts: Span,
+}
+
+/// One step's result. Every row of the plan has one row here, in any order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepOutcome {
+    rows: Vec<OutcomeRow>,
+    tokens: Vec<TokenId>,
+    drafts: Vec<TokenId>,
+}
+
+impl StepOutcome {
+    /// Empties the outcome and keeps its buffers.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.tokens.clear();
+        self.drafts.clear();
+    }
+
+    /// Appends a row.
+    ///
+    /// `tokens` is the accepted run: `n_accepted` drafts that the target confirmed, then the one
+    /// token that the target adds (recovered on a rejection, bonus if all passed). It is empty
+    /// exactly for rows that do not sample. `drafts` are proposals for the next step.
+    ///
+    /// # Panics
+    ///
+    /// If a run does not hold one token more than its accepted drafts.
+    pub fn push_row(
+        &mut self,
+        request_id: RequestId,
+        tokens: &[TokenId],
+        n_accepted: u32,
+        drafts: &[TokenId],
+    ) {
+        assert!(
+            (tokens.is_empty() && n_accepted == 0) || tokens.len() == n_accepted as usize + 1,
+            "{request_id}: an accepted run is the accepted drafts and one token of the target"
+        );
+        self.rows.push(OutcomeRow {
+            request_id,
+            n_accepted,
+            tokens: Span::after(self.tokens.len(), tokens.len()),
+            drafts: Span::after(self.drafts.len(), drafts.len()),
+        });
+        self.tokens.extend_from_slice(tokens);
+        self.drafts.extend_from_slice(drafts);
+    }
+
+    /// The rows, in any order.
+    #[must_use]
+    pub fn rows(&self) -> &[OutcomeRow] {
+        &self.rows
+    }
+
+    /// The row of a request, if it has one. Linear; meant for tests and small batches.
+    #[must_use]
+    pub fn row(&self, request_id: RequestId) -> Option<&OutcomeRow> {
+        self.rows.iter().find(|row| row.request_id == request_id)
+    }
+
+    /// The accepted run of `row`.
+    #[must_use]
+    pub fn tokens(&self, row: &OutcomeRow) -> &[TokenId] {
+        &self.tokens[row.tokens.range()]
+    }
+
+    /// The drafts that `row` proposes for the next step.
+    #[must_use]
+    pub fn drafts(&self, row: &OutcomeRow) -> &[TokenId] {
+        &self.drafts[row.drafts.range()]
+    }
+}

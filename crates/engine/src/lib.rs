@@ -1,0 +1,1 @@
+//! The engine loop: commands in, events out, one thread around a step executor.

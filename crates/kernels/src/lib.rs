@@ -1,0 +1,1 @@
+//! Fused CPU kernels over plain slices, chosen for the processor at run time.

@@ -1,0 +1,1 @@
+//! Reference-counted KV blocks and block tables.

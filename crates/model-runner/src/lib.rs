@@ -1,0 +1,1 @@
+//! KV tensors, input staging and the step executor of the device plane.

@@ -1,0 +1,1 @@
+//! DeepSeek-V3 class models and their MTP layers.

@@ -1,0 +1,1 @@
+//! Linear, norm, rotary embedding, dense and expert feed-forward layers.

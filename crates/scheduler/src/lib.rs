@@ -1,0 +1,1 @@
+//! Admission, chunked prefill, preemption and acceptance bookkeeping.

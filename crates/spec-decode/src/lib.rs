@@ -1,0 +1,1 @@
+//! Draft proposal and rejection sampling, for any model that can take a draft step.

@@ -1,0 +1,1 @@
+//! The unsafe seam to libtorch: tensors as slices, threads and devices.

@@ -1,0 +1,1 @@
+//! Checkpoint shards to named tensors.
