@@ -1,0 +1,79 @@
+//! The trait that the proposer drives and that MTP layers implement.
+
+use std::fmt;
+
+use attention_backends::DeviceLayout;
+use tch::{TchError, Tensor};
+
+/// One draft step's input. Row `t` is one token at position `layout.positions[t]`.
+#[derive(Debug)]
+pub struct DraftInput<'a> {
+    /// Which MTP layer to run, below [`DraftModel::num_layers`].
+    pub layer: usize,
+    /// Token that each row embeds, i64 `[T]`: the one that *follows* the row's position.
+    pub token_ids: &'a Tensor,
+    /// Hidden state that each row continues, `[T, hidden]`: the target's after its final norm, or
+    /// an earlier draft step's after `shared_head.norm`.
+    pub hidden: &'a Tensor,
+    /// Positions, slots and lengths of the rows; the layer's own KV is written through it.
+    pub layout: &'a DeviceLayout,
+    /// Rows to return, i64 `[R]`, ascending; `None` is all of them. Every row's KV is written
+    /// either way.
+    pub output_rows: Option<&'a Tensor>,
+}
+
+/// MTP layers with their KV caches.
+pub trait DraftModel {
+    /// Number of MTP layers; at least 1 for a model that drafts.
+    fn num_layers(&self) -> usize;
+
+    /// Runs one MTP layer and returns the hidden states of `output_rows` after
+    /// `shared_head.norm`, `[R, hidden]`.
+    ///
+    /// # Errors
+    ///
+    /// [`DraftError`] if a tensor operation fails.
+    fn step(&self, input: DraftInput<'_>) -> Result<Tensor, DraftError>;
+
+    /// Logits of hidden states that [`DraftModel::step`] of the same layer returned,
+    /// f32 `[R, vocab]`.
+    ///
+    /// # Errors
+    ///
+    /// [`DraftError`] if a tensor operation fails.
+    fn logits(&self, layer: usize, hidden: &Tensor) -> Result<Tensor, DraftError>;
+}
+
+/// Why a draft step failed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DraftError {
+    /// A tensor operation failed.
+    Tensor(TchError),
+    /// The model refused; the text says why.
+    Model(String),
+}
+
+impl fmt::Display for DraftError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tensor(error) => write!(f, "a tensor operation of a draft step failed: {error}"),
+            Self::Model(message) => write!(f, "a draft step failed: {message}"),
+        }
+    }
+}
+
+impl std::error::Error for DraftError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Tensor(error) => Some(error),
+            Self::Model(_) => None,
+        }
+    }
+}
+
+impl From<TchError> for DraftError {
+    fn from(error: TchError) -> Self {
+        Self::Tensor(error)
+    }
+}
