@@ -207,3 +207,6 @@ impl BatchLayout {
 fn to_i32(value: u64) -> i32 {
     i32::try_from(value).expect("positions and slots are below 2^31")
 }
+
+#[cfg(test)]
+mod tests;
