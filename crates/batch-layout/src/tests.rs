@@ -59,7 +59,7 @@ fn tables_are_cut_to_the_blocks_in_use_and_padded() {
 #[test]
 fn slots_follow_the_block_table_for_every_block_size() {
     for block_size in [1, 2, 4, 16, 64] {
-        let (n_computed, n_query) = (13, 9);
+        let (n_computed, n_query) = (13_u32, 9);
         let n_blocks = (n_computed + n_query).div_ceil(block_size);
         let blocks: Vec<u32> = (0..n_blocks).map(|i| (i * 7 + 3) % 31).collect();
         let layout = layout(block_size, &[(n_computed, n_query, &blocks)]);
