@@ -1,0 +1,226 @@
+//! The validated configuration.
+
+use std::path::Path;
+
+use crate::error::ConfigError;
+use crate::generation::GenerationConfig;
+use crate::raw::RawConfig;
+
+/// Which model code runs a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Architecture {
+    /// DeepSeek-V3 and R1: dense MLA attention, noaux_tc router, MTP layers.
+    DeepseekV3,
+}
+
+/// The dtype that a config declares for the tensors of its checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoredDtype {
+    /// IEEE single precision.
+    Float32,
+    /// IEEE half precision.
+    Float16,
+    /// bfloat16.
+    Bfloat16,
+}
+
+impl StoredDtype {
+    /// Bytes an element.
+    #[must_use]
+    pub fn n_bytes(self) -> usize {
+        match self {
+            Self::Float32 => 4,
+            Self::Float16 | Self::Bfloat16 => 2,
+        }
+    }
+
+    /// The name that configs and command lines use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Float16 => "float16",
+            Self::Bfloat16 => "bfloat16",
+        }
+    }
+}
+
+/// A model that this version can run. Sizes count elements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Which model code runs it.
+    pub architecture: Architecture,
+    /// Number of token ids.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Inner width of a dense MLP.
+    pub intermediate_size: usize,
+    /// Decoder layers of the target model.
+    pub num_hidden_layers: usize,
+    /// MTP layers that the config promises after the target's (0: the model cannot draft).
+    /// Draft step `s` runs layer `s % num_mtp_layers`.
+    pub num_mtp_layers: usize,
+    /// Longest sequence in tokens.
+    pub max_position_embeddings: usize,
+    /// Added to the mean square in every RMS norm.
+    pub rms_norm_eps: f64,
+    /// The output head is the embedding matrix.
+    pub tie_word_embeddings: bool,
+    /// Dtype of the checkpoint, if the config says.
+    pub dtype: Option<StoredDtype>,
+    /// Ids that end a sequence, without duplicates; empty if the config names none.
+    pub eos_token_ids: Vec<u32>,
+    /// The id that starts a sequence.
+    pub bos_token_id: Option<u32>,
+    /// Attention of every layer, the MTP layers included.
+    pub attention: MlaConfig,
+    /// Rotary positions of every layer.
+    pub rope: RopeConfig,
+    /// The mixture of experts; `None` if every layer is dense.
+    pub moe: Option<MoeConfig>,
+}
+
+/// Sizes of multi-head latent attention.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MlaConfig {
+    /// Query heads; keys and values are latent and shared by all.
+    pub num_heads: usize,
+    /// Rank of the query projection; `None` if queries come from one full matrix.
+    pub q_lora_rank: Option<usize>,
+    /// Width of the latent from which keys and values of all heads are made.
+    pub kv_lora_rank: usize,
+    /// Part of a query/key head without positions.
+    pub qk_nope_head_dim: usize,
+    /// Rotated part of a query/key head; even.
+    pub qk_rope_head_dim: usize,
+    /// Width of a value head.
+    pub v_head_dim: usize,
+}
+
+impl MlaConfig {
+    /// Width of a query/key head: the part without positions, then the rotated part.
+    #[must_use]
+    pub fn qk_head_dim(&self) -> usize {
+        self.qk_nope_head_dim + self.qk_rope_head_dim
+    }
+
+    /// Values that the KV cache keeps for a token and layer: the latent, then the rotated key.
+    #[must_use]
+    pub fn cache_width(&self) -> usize {
+        self.kv_lora_rank + self.qk_rope_head_dim
+    }
+}
+
+/// Rotary positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Pairs are (0,1), (2,3), ... if true; (0, d/2), (1, d/2+1), ... if false.
+    pub interleaved: bool,
+    /// Stretching of the frequencies; `None` if they are plain.
+    pub yarn: Option<YarnConfig>,
+}
+
+/// YaRN scaling of rotary frequencies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct YarnConfig {
+    /// Ratio of the stretched context to the original one; at least 1.
+    pub factor: f64,
+    /// Frequencies with more rotations than this over the original context stay as they are.
+    pub beta_fast: f64,
+    /// Frequencies with fewer rotations than this are divided by `factor`.
+    pub beta_slow: f64,
+    /// Coefficient of the attention scale on the rotated part.
+    pub mscale: f64,
+    /// Coefficient of the attention scale on whole heads.
+    pub mscale_all_dim: f64,
+    /// Context length before stretching, in tokens.
+    pub original_max_position_embeddings: usize,
+}
+
+impl YarnConfig {
+    /// What cosines and sines are multiplied by.
+    #[must_use]
+    pub fn cos_sin_scale(&self) -> f64 {
+        self.attention_scale(self.mscale) / self.attention_scale(self.mscale_all_dim)
+    }
+
+    /// What the softmax scale `qk_head_dim^-0.5` is multiplied by.
+    #[must_use]
+    pub fn softmax_scale_factor(&self) -> f64 {
+        self.attention_scale(self.mscale_all_dim).powi(2)
+    }
+
+    fn attention_scale(&self, coefficient: f64) -> f64 {
+        0.1 * coefficient * self.factor.ln() + 1.0
+    }
+}
+
+/// A mixture of experts with sigmoid scores and the noaux_tc choice (score plus correction bias).
+#[derive(Clone, Debug, PartialEq)]
+pub struct MoeConfig {
+    /// Routed experts of a layer.
+    pub n_routed_experts: usize,
+    /// Routed experts that a token uses.
+    pub num_experts_per_tok: usize,
+    /// Shared experts, which every token uses; together one MLP of width
+    /// `n_shared_experts * moe_intermediate_size`. 0 if there is none.
+    pub n_shared_experts: usize,
+    /// Inner width of one expert.
+    pub moe_intermediate_size: usize,
+    /// Groups that the experts are divided into; 1 if choice is not limited to groups.
+    pub n_group: usize,
+    /// Groups that a token may choose from.
+    pub topk_group: usize,
+    /// What expert weights are multiplied by.
+    pub routed_scaling_factor: f64,
+    /// Divide the chosen scores by their sum before scaling.
+    pub norm_topk_prob: bool,
+    /// Layers from this one on may be MoE.
+    pub first_k_dense_replace: usize,
+    /// Of those, the layers whose index is a multiple of this are MoE.
+    pub moe_layer_freq: usize,
+}
+
+impl ModelConfig {
+    /// Reads and validates `config.json` of a checkpoint folder, and adds the end-of-sequence ids
+    /// of its `generation_config.json`, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConfigError`].
+    pub fn load(dir: &Path) -> Result<Self, ConfigError> {
+        let mut config = Self::from_raw(&RawConfig::load(dir)?)?;
+        if let Some(generation) = GenerationConfig::load(dir)? {
+            config.merge_generation(&generation)?;
+        }
+        Ok(config)
+    }
+
+    /// Whether the MLP of a layer is a mixture of experts. MTP layer `i` counts as layer
+    /// `num_hidden_layers + i`.
+    #[must_use]
+    pub fn is_moe_layer(&self, layer_idx: usize) -> bool {
+        self.moe.as_ref().is_some_and(|moe| {
+            layer_idx >= moe.first_k_dense_replace && layer_idx.is_multiple_of(moe.moe_layer_freq)
+        })
+    }
+
+    /// What attention scores are multiplied by before softmax.
+    #[must_use]
+    pub fn softmax_scale(&self) -> f64 {
+        let plain = (self.attention.qk_head_dim() as f64).powf(-0.5);
+        plain * self.rope.yarn.as_ref().map_or(1.0, YarnConfig::softmax_scale_factor)
+    }
+
+    /// Bytes of KV cache a token, over all layers and the MTP layers.
+    #[must_use]
+    pub fn kv_bytes_per_token(&self, n_bytes_per_value: usize) -> usize {
+        let n_layers = self.num_hidden_layers + self.num_mtp_layers;
+        self.attention.cache_width() * n_layers * n_bytes_per_value
+    }
+}

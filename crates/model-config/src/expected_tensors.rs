@@ -1,0 +1,160 @@
+//! The tensors that a validated model must bring, by name and shape.
+
+use crate::config::ModelConfig;
+
+/// The dtype a tensor is loaded in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadDtype {
+    /// The dtype that the model computes in.
+    Model,
+    /// Always float32: router weights and biases, whose scores are compared in float32.
+    Float32,
+}
+
+/// One tensor of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Name in the checkpoint.
+    pub name: String,
+    /// Shape, outermost dimension first; a projection is `[out, in]`.
+    pub shape: Vec<usize>,
+    /// The checkpoint may leave it out.
+    pub is_optional: bool,
+    /// Dtype to load it in.
+    pub load_dtype: LoadDtype,
+}
+
+impl ModelConfig {
+    /// Every tensor of the target model: embedding, decoder layers, final norm, head.
+    /// `lm_head.weight` is optional if `tie_word_embeddings` is set.
+    #[must_use]
+    pub fn target_tensors(&self) -> Vec<TensorSpec> {
+        let mut list = SpecList::default();
+        let table = [self.vocab_size, self.hidden_size];
+        list.add("model.embed_tokens.weight", &table);
+        for layer_idx in 0..self.num_hidden_layers {
+            list.decoder_layer(self, layer_idx);
+        }
+        list.add("model.norm.weight", &[self.hidden_size]);
+        list.add("lm_head.weight", &table);
+        list.last_is_optional(self.tie_word_embeddings);
+        list.specs
+    }
+
+    /// Every tensor of one MTP layer; `mtp_idx` counts from 0, the checkpoint calls it
+    /// `model.layers.{num_hidden_layers + mtp_idx}`. Its embedding and head are optional: where
+    /// they are absent the target's are used.
+    ///
+    /// # Panics
+    ///
+    /// If `mtp_idx` is not below `num_mtp_layers`.
+    #[must_use]
+    pub fn mtp_tensors(&self, mtp_idx: usize) -> Vec<TensorSpec> {
+        assert!(mtp_idx < self.num_mtp_layers, "MTP layer {mtp_idx} of {}", self.num_mtp_layers);
+        let mut list = SpecList::default();
+        let layer_idx = self.num_hidden_layers + mtp_idx;
+        let layer = format!("model.layers.{layer_idx}");
+        let hidden = self.hidden_size;
+        let table = [self.vocab_size, hidden];
+        list.add(format!("{layer}.embed_tokens.weight"), &table);
+        list.last_is_optional(true);
+        list.add(format!("{layer}.enorm.weight"), &[hidden]);
+        list.add(format!("{layer}.hnorm.weight"), &[hidden]);
+        list.add(format!("{layer}.eh_proj.weight"), &[hidden, 2 * hidden]);
+        list.decoder_layer(self, layer_idx);
+        list.add(format!("{layer}.shared_head.norm.weight"), &[hidden]);
+        list.add(format!("{layer}.shared_head.head.weight"), &table);
+        list.last_is_optional(true);
+        list.specs
+    }
+
+    /// The tensors of all MTP layers, in the order of the layers.
+    #[must_use]
+    pub fn all_mtp_tensors(&self) -> Vec<TensorSpec> {
+        (0..self.num_mtp_layers).flat_map(|mtp_idx| self.mtp_tensors(mtp_idx)).collect()
+    }
+}
+
+#[derive(Default)]
+struct SpecList {
+    specs: Vec<TensorSpec>,
+}
+
+impl SpecList {
+    fn add(&mut self, name: impl Into<String>, shape: &[usize]) {
+        self.specs.push(TensorSpec {
+            name: name.into(),
+            shape: shape.to_vec(),
+            is_optional: false,
+            load_dtype: LoadDtype::Model,
+        });
+    }
+
+    fn add_float32(&mut self, name: String, shape: &[usize]) {
+        self.add(name, shape);
+        self.last().load_dtype = LoadDtype::Float32;
+    }
+
+    fn last_is_optional(&mut self, is_optional: bool) {
+        self.last().is_optional = is_optional;
+    }
+
+    fn last(&mut self) -> &mut TensorSpec {
+        self.specs.last_mut().expect("a tensor was added before")
+    }
+
+    fn decoder_layer(&mut self, config: &ModelConfig, layer_idx: usize) {
+        let layer = format!("model.layers.{layer_idx}");
+        let hidden = config.hidden_size;
+        self.add(format!("{layer}.input_layernorm.weight"), &[hidden]);
+        self.attention(config, &format!("{layer}.self_attn"));
+        self.add(format!("{layer}.post_attention_layernorm.weight"), &[hidden]);
+        if config.is_moe_layer(layer_idx) {
+            self.experts(config, &format!("{layer}.mlp"));
+        } else {
+            self.mlp(&format!("{layer}.mlp"), hidden, config.intermediate_size);
+        }
+    }
+
+    fn attention(&mut self, config: &ModelConfig, prefix: &str) {
+        let mla = &config.attention;
+        let hidden = config.hidden_size;
+        let q_width = mla.num_heads * mla.qk_head_dim();
+        if let Some(rank) = mla.q_lora_rank {
+            self.add(format!("{prefix}.q_a_proj.weight"), &[rank, hidden]);
+            self.add(format!("{prefix}.q_a_layernorm.weight"), &[rank]);
+            self.add(format!("{prefix}.q_b_proj.weight"), &[q_width, rank]);
+        } else {
+            self.add(format!("{prefix}.q_proj.weight"), &[q_width, hidden]);
+        }
+        let kv_rank = mla.kv_lora_rank;
+        let kv_width = mla.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim);
+        let kv_a = format!("{prefix}.kv_a_proj_with_mqa.weight");
+        self.add(kv_a, &[mla.cache_width(), hidden]);
+        self.add(format!("{prefix}.kv_a_layernorm.weight"), &[kv_rank]);
+        self.add(format!("{prefix}.kv_b_proj.weight"), &[kv_width, kv_rank]);
+        self.add(format!("{prefix}.o_proj.weight"), &[hidden, mla.num_heads * mla.v_head_dim]);
+    }
+
+    fn experts(&mut self, config: &ModelConfig, prefix: &str) {
+        let Some(moe) = &config.moe else { return };
+        let hidden = config.hidden_size;
+        let n_experts = moe.n_routed_experts;
+        self.add_float32(format!("{prefix}.gate.weight"), &[n_experts, hidden]);
+        self.add_float32(format!("{prefix}.gate.e_score_correction_bias"), &[n_experts]);
+        for expert_idx in 0..n_experts {
+            let expert = format!("{prefix}.experts.{expert_idx}");
+            self.mlp(&expert, hidden, moe.moe_intermediate_size);
+        }
+        if moe.n_shared_experts > 0 {
+            let width = moe.n_shared_experts * moe.moe_intermediate_size;
+            self.mlp(&format!("{prefix}.shared_experts"), hidden, width);
+        }
+    }
+
+    fn mlp(&mut self, prefix: &str, hidden: usize, inner: usize) {
+        self.add(format!("{prefix}.gate_proj.weight"), &[inner, hidden]);
+        self.add(format!("{prefix}.up_proj.weight"), &[inner, hidden]);
+        self.add(format!("{prefix}.down_proj.weight"), &[hidden, inner]);
+    }
+}

@@ -1,0 +1,165 @@
+//! First stage: the fields of `config.json` as the file spells them.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::error::ConfigError;
+
+/// One id or a list of them, both found in the field `eos_token_id`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum TokenIds {
+    One(u32),
+    Many(Vec<u32>),
+}
+
+impl TokenIds {
+    pub(crate) fn as_slice(&self) -> &[u32] {
+        match self {
+            Self::One(id) => std::slice::from_ref(id),
+            Self::Many(ids) => ids,
+        }
+    }
+}
+
+/// Declares [`RawConfig`] and reads each field from the JSON object, so that a field of the wrong
+/// type is refused by name, which deriving `Deserialize` for the whole would not do.
+macro_rules! raw_config {
+    ($($field:ident: $type:ty,)*) => {
+        /// The known fields of a `config.json`, unvalidated. Null and absent are the same here.
+        #[derive(Clone, Debug)]
+        pub struct RawConfig {
+            pub(crate) file: PathBuf,
+            $(pub(crate) $field: Option<$type>,)*
+        }
+
+        impl RawConfig {
+            fn from_object(file: PathBuf, mut object: Map<String, Value>) -> Result<Self, ConfigError> {
+                $(let $field = take(&file, &mut object, stringify!($field))?;)*
+                Ok(Self { file, $($field,)* })
+            }
+        }
+    };
+}
+
+raw_config! {
+    architectures: Vec<String>,
+    model_type: String,
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_nextn_predict_layers: usize,
+    num_mtp_layers: usize,
+    max_position_embeddings: usize,
+    rms_norm_eps: f64,
+    tie_word_embeddings: bool,
+    torch_dtype: String,
+    dtype: String,
+    eos_token_id: TokenIds,
+    bos_token_id: u32,
+    hidden_act: String,
+    attention_bias: bool,
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+    head_dim: usize,
+    q_lora_rank: usize,
+    kv_lora_rank: usize,
+    qk_nope_head_dim: usize,
+    qk_rope_head_dim: usize,
+    qk_head_dim: usize,
+    v_head_dim: usize,
+    rope_theta: f64,
+    rope_scaling: Map<String, Value>,
+    rope_parameters: Map<String, Value>,
+    rope_interleave: bool,
+    n_routed_experts: usize,
+    num_experts_per_tok: usize,
+    n_shared_experts: usize,
+    moe_intermediate_size: usize,
+    n_group: usize,
+    topk_group: usize,
+    routed_scaling_factor: f64,
+    norm_topk_prob: bool,
+    scoring_func: String,
+    topk_method: String,
+    first_k_dense_replace: usize,
+    moe_layer_freq: usize,
+    index_topk: usize,
+    quantization_config: Map<String, Value>,
+}
+
+impl RawConfig {
+    /// Reads `config.json` of a checkpoint folder.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Read`], [`ConfigError::Json`], or [`ConfigError::Invalid`] for a field of
+    /// the wrong type.
+    pub fn load(dir: &Path) -> Result<Self, ConfigError> {
+        let file = dir.join("config.json");
+        let text = read(&file)?;
+        Self::parse(&text, file)
+    }
+
+    /// Reads the text of a `config.json`; `file` is what errors call it.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Json`], or [`ConfigError::Invalid`] for a field of the wrong type.
+    pub fn parse(text: &str, file: impl Into<PathBuf>) -> Result<Self, ConfigError> {
+        let file = file.into();
+        let object = parse_object(&file, text)?;
+        Self::from_object(file, object)
+    }
+
+    /// `model_type`, if the file has it.
+    #[must_use]
+    pub fn model_type(&self) -> Option<&str> {
+        self.model_type.as_deref()
+    }
+
+    pub(crate) fn missing(&self, field: &str) -> ConfigError {
+        ConfigError::Missing { file: self.file.clone(), field: field.into() }
+    }
+
+    pub(crate) fn invalid(&self, field: &str, reason: impl Into<String>) -> ConfigError {
+        ConfigError::Invalid { file: self.file.clone(), field: field.into(), reason: reason.into() }
+    }
+
+    pub(crate) fn unsupported(&self, field: &str, reason: impl Into<String>) -> ConfigError {
+        ConfigError::Unsupported {
+            file: self.file.clone(),
+            field: field.into(),
+            reason: reason.into(),
+        }
+    }
+}
+
+pub(crate) fn read(file: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(file)
+        .map_err(|source| ConfigError::Read { file: file.to_path_buf(), source })
+}
+
+pub(crate) fn parse_object(file: &Path, text: &str) -> Result<Map<String, Value>, ConfigError> {
+    serde_json::from_str(text)
+        .map_err(|source| ConfigError::Json { file: file.to_path_buf(), source })
+}
+
+/// Removes a field and converts it; `None` if it is absent or null.
+pub(crate) fn take<T: DeserializeOwned>(
+    file: &Path,
+    object: &mut Map<String, Value>,
+    field: &str,
+) -> Result<Option<T>, ConfigError> {
+    let Some(value) = object.remove(field) else { return Ok(None) };
+    let text = value.to_string();
+    serde_json::from_value(value).map_err(|error| ConfigError::Invalid {
+        file: file.to_path_buf(),
+        field: field.into(),
+        reason: format!("has the unusable value {text}: {error}"),
+    })
+}

@@ -1,0 +1,99 @@
+//! What any raw config says about its model, whether or not this version can run it.
+
+use crate::config::{ModelConfig, StoredDtype};
+use crate::error::ConfigError;
+use crate::raw::RawConfig;
+use crate::validate::stored_dtype;
+
+/// A description of a checkpoint from its `config.json` alone. A field is `None` where the file
+/// does not say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConfigSummary {
+    /// First entry of `architectures`, else `model_type`.
+    pub architecture: Option<String>,
+    /// `model_type`.
+    pub model_type: Option<String>,
+    /// Declared dtype, as [`StoredDtype::name`] if it is known here.
+    pub dtype: Option<String>,
+    /// Number of token ids.
+    pub vocab_size: Option<usize>,
+    /// Width of the residual stream.
+    pub hidden_size: Option<usize>,
+    /// Decoder layers of the target model.
+    pub num_hidden_layers: Option<usize>,
+    /// Query heads.
+    pub num_attention_heads: Option<usize>,
+    /// MTP layers that the config promises.
+    pub num_mtp_layers: usize,
+    /// Routed experts of a layer.
+    pub n_routed_experts: Option<usize>,
+    /// Routed experts that a token uses.
+    pub num_experts_per_tok: Option<usize>,
+    /// Shared experts.
+    pub n_shared_experts: Option<usize>,
+    /// Longest sequence in tokens.
+    pub max_position_embeddings: Option<usize>,
+    /// Positions that sparse attention keeps, for models that have it.
+    pub index_topk: Option<usize>,
+    /// `quant_method` of `quantization_config`.
+    pub quant_method: Option<String>,
+    /// Bytes of KV cache a token in the declared dtype, over all layers and MTP layers; without
+    /// the index keys of sparse attention.
+    pub kv_bytes_per_token: Option<usize>,
+    /// Why this version cannot run the model; `None` if it can.
+    pub refusal: Option<String>,
+}
+
+impl ConfigSummary {
+    /// Describes a config.
+    #[must_use]
+    pub fn new(raw: &RawConfig) -> Self {
+        let architecture = raw.architectures.as_ref().and_then(|names| names.first());
+        let dtype = stored_dtype(raw).ok().flatten();
+        let dtype_text = raw.dtype.as_ref().or(raw.torch_dtype.as_ref());
+        Self {
+            architecture: architecture.or(raw.model_type.as_ref()).cloned(),
+            model_type: raw.model_type.clone(),
+            dtype: dtype.map(|dtype| dtype.name().to_owned()).or(dtype_text.cloned()),
+            vocab_size: raw.vocab_size,
+            hidden_size: raw.hidden_size,
+            num_hidden_layers: raw.num_hidden_layers,
+            num_attention_heads: raw.num_attention_heads,
+            num_mtp_layers: num_mtp_layers(raw),
+            n_routed_experts: raw.n_routed_experts,
+            num_experts_per_tok: raw.num_experts_per_tok,
+            n_shared_experts: raw.n_shared_experts,
+            max_position_embeddings: raw.max_position_embeddings,
+            index_topk: raw.index_topk,
+            quant_method: quant_method(raw),
+            kv_bytes_per_token: dtype.and_then(|dtype| kv_bytes_per_token(raw, dtype)),
+            refusal: ModelConfig::from_raw(raw).err().map(|error: ConfigError| error.to_string()),
+        }
+    }
+}
+
+fn num_mtp_layers(raw: &RawConfig) -> usize {
+    raw.num_nextn_predict_layers.or(raw.num_mtp_layers).unwrap_or(0)
+}
+
+/// `quant_method`, or "unnamed" if there is a quantisation without one.
+pub(crate) fn quant_method(raw: &RawConfig) -> Option<String> {
+    let quantization = raw.quantization_config.as_ref()?;
+    let method = quantization.get("quant_method").and_then(|method| method.as_str());
+    Some(method.unwrap_or("unnamed").to_owned())
+}
+
+fn kv_bytes_per_token(raw: &RawConfig, dtype: StoredDtype) -> Option<usize> {
+    let n_layers = raw.num_hidden_layers?.checked_add(num_mtp_layers(raw))?;
+    let n_values = if let Some(kv_lora_rank) = raw.kv_lora_rank {
+        kv_lora_rank.checked_add(raw.qk_rope_head_dim?)?
+    } else {
+        let n_heads = raw.num_key_value_heads.or(raw.num_attention_heads)?;
+        let head_dim = match raw.head_dim {
+            Some(head_dim) => head_dim,
+            None => raw.hidden_size?.checked_div(raw.num_attention_heads?)?,
+        };
+        n_heads.checked_mul(head_dim)?.checked_mul(2)?
+    };
+    n_values.checked_mul(n_layers)?.checked_mul(dtype.n_bytes())
+}

@@ -1,0 +1,385 @@
+//! Second stage: refuse what contradicts itself or cannot be run, and fill in the defaults.
+
+use serde_json::{Map, Value};
+
+use crate::config::{
+    Architecture, MlaConfig, ModelConfig, MoeConfig, RopeConfig, StoredDtype, YarnConfig,
+};
+use crate::error::ConfigError;
+use crate::raw::{RawConfig, take};
+use crate::summary::quant_method;
+
+const DEFAULT_ROPE_THETA: f64 = 10_000.0;
+const DEFAULT_MAX_POSITION_EMBEDDINGS: usize = 8_192;
+/// Defaults of the published DeepSeek-V3 configuration class for fields that old files leave out.
+const DEFAULT_RMS_NORM_EPS: f64 = 1e-6;
+const DEFAULT_ROUTED_SCALING_FACTOR: f64 = 2.5;
+/// Sizes above this are mistakes; below it no product of two sizes overflows.
+const MAX_SIZE: usize = 1 << 31;
+
+impl ModelConfig {
+    /// Validates a raw config.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Missing`], [`ConfigError::Invalid`] or [`ConfigError::Unsupported`], naming
+    /// the field.
+    pub fn from_raw(raw: &RawConfig) -> Result<Self, ConfigError> {
+        let architecture = architecture(raw)?;
+        refuse_unsupported(raw)?;
+        let num_hidden_layers = size(raw, "num_hidden_layers", raw.num_hidden_layers)?;
+        let vocab_size = size(raw, "vocab_size", raw.vocab_size)?;
+        let max_position = raw.max_position_embeddings.or(Some(DEFAULT_MAX_POSITION_EMBEDDINGS));
+        Ok(Self {
+            architecture,
+            vocab_size,
+            hidden_size: size(raw, "hidden_size", raw.hidden_size)?,
+            intermediate_size: size(raw, "intermediate_size", raw.intermediate_size)?,
+            num_hidden_layers,
+            num_mtp_layers: num_mtp_layers(raw)?,
+            max_position_embeddings: size(raw, "max_position_embeddings", max_position)?,
+            rms_norm_eps: positive(raw, "rms_norm_eps", raw.rms_norm_eps, DEFAULT_RMS_NORM_EPS)?,
+            tie_word_embeddings: raw.tie_word_embeddings.unwrap_or(false),
+            dtype: stored_dtype(raw)?,
+            eos_token_ids: eos_token_ids(raw, vocab_size)?,
+            bos_token_id: raw.bos_token_id,
+            attention: attention(raw)?,
+            rope: rope(raw)?,
+            moe: moe(raw, num_hidden_layers)?,
+        })
+    }
+}
+
+fn architecture(raw: &RawConfig) -> Result<Architecture, ConfigError> {
+    let model_type = raw.model_type().ok_or_else(|| raw.missing("model_type"))?;
+    if model_type != "deepseek_v3" {
+        let reason = format!("is `{model_type}`, which is not supported yet; use `deepseek_v3`");
+        return Err(raw.unsupported("model_type", reason));
+    }
+    Ok(Architecture::DeepseekV3)
+}
+
+fn refuse_unsupported(raw: &RawConfig) -> Result<(), ConfigError> {
+    if let Some(topk) = raw.index_topk {
+        let reason = format!("is {topk}: sparse attention (DSA) is not supported yet");
+        return Err(raw.unsupported("index_topk", reason));
+    }
+    if let Some(method) = quant_method(raw) {
+        let reason = format!(
+            "asks for `{method}`: quantised checkpoints are not available yet; use a \
+             bfloat16, float16 or float32 checkpoint"
+        );
+        return Err(raw.unsupported("quantization_config", reason));
+    }
+    if raw.attention_bias == Some(true) {
+        return Err(raw.unsupported("attention_bias", "is true; only false is supported"));
+    }
+    let only = [
+        ("hidden_act", &raw.hidden_act, "silu"),
+        ("scoring_func", &raw.scoring_func, "sigmoid"),
+        ("topk_method", &raw.topk_method, "noaux_tc"),
+    ];
+    for (field, value, supported) in only {
+        if let Some(value) = value.as_deref().filter(|value| *value != supported) {
+            let reason = format!("is `{value}`; only `{supported}` is supported");
+            return Err(raw.unsupported(field, reason));
+        }
+    }
+    Ok(())
+}
+
+/// A size that must be given and not zero.
+fn size(raw: &RawConfig, field: &str, value: Option<usize>) -> Result<usize, ConfigError> {
+    match value {
+        None => Err(raw.missing(field)),
+        Some(0) => Err(raw.invalid(field, "is 0; it must be at least 1")),
+        Some(value) if value > MAX_SIZE => {
+            Err(raw.invalid(field, format!("is {value}; it must be at most {MAX_SIZE}")))
+        }
+        Some(value) => Ok(value),
+    }
+}
+
+fn positive(
+    raw: &RawConfig,
+    field: &str,
+    value: Option<f64>,
+    default: f64,
+) -> Result<f64, ConfigError> {
+    let value = value.unwrap_or(default);
+    if value > 0.0 && value.is_finite() {
+        Ok(value)
+    } else {
+        Err(raw.invalid(field, format!("is {value}; it must be above 0")))
+    }
+}
+
+/// One value from two spellings of a field, which must not contradict each other.
+fn either<T: PartialEq + std::fmt::Debug>(
+    raw: &RawConfig,
+    first: (&str, Option<T>),
+    second: (&str, Option<T>),
+) -> Result<Option<T>, ConfigError> {
+    match (first.1, second.1) {
+        (Some(a), Some(b)) if a != b => {
+            let reason = format!("is {a:?} but `{}` is {b:?}; remove one of the two", second.0);
+            Err(raw.invalid(first.0, reason))
+        }
+        (a, b) => Ok(a.or(b)),
+    }
+}
+
+fn num_mtp_layers(raw: &RawConfig) -> Result<usize, ConfigError> {
+    let first = ("num_nextn_predict_layers", raw.num_nextn_predict_layers);
+    let n_layers = either(raw, first, ("num_mtp_layers", raw.num_mtp_layers))?.unwrap_or(0);
+    if n_layers > MAX_SIZE {
+        return Err(raw.invalid(first.0, format!("is {n_layers}; it must be at most {MAX_SIZE}")));
+    }
+    Ok(n_layers)
+}
+
+pub(crate) fn stored_dtype(raw: &RawConfig) -> Result<Option<StoredDtype>, ConfigError> {
+    let parse = |field: &str, text: &Option<String>| {
+        let Some(text) = text else { return Ok(None) };
+        match text.strip_prefix("torch.").unwrap_or(text) {
+            "float32" | "float" => Ok(Some(StoredDtype::Float32)),
+            "float16" | "half" => Ok(Some(StoredDtype::Float16)),
+            "bfloat16" => Ok(Some(StoredDtype::Bfloat16)),
+            _ => {
+                let reason = format!("is `{text}`; use float32, float16 or bfloat16");
+                Err(raw.unsupported(field, reason))
+            }
+        }
+    };
+    let new = parse("dtype", &raw.dtype)?;
+    let old = parse("torch_dtype", &raw.torch_dtype)?;
+    either(raw, ("dtype", new), ("torch_dtype", old))
+}
+
+fn eos_token_ids(raw: &RawConfig, vocab_size: usize) -> Result<Vec<u32>, ConfigError> {
+    let mut ids = Vec::new();
+    for &id in raw.eos_token_id.as_ref().map_or(&[][..], |ids| ids.as_slice()) {
+        if id as usize >= vocab_size {
+            let reason = format!("{id} is not below vocab_size ({vocab_size})");
+            return Err(raw.invalid("eos_token_id", reason));
+        }
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    Ok(ids)
+}
+
+fn attention(raw: &RawConfig) -> Result<MlaConfig, ConfigError> {
+    let num_heads = size(raw, "num_attention_heads", raw.num_attention_heads)?;
+    if let Some(n) = raw.num_key_value_heads.filter(|&n| n != num_heads) {
+        let reason = format!(
+            "is {n} but num_attention_heads is {num_heads}; with latent attention they are equal"
+        );
+        return Err(raw.invalid("num_key_value_heads", reason));
+    }
+    let q_lora_rank = match raw.q_lora_rank {
+        None => None,
+        rank => Some(size(raw, "q_lora_rank", rank)?),
+    };
+    let config = MlaConfig {
+        num_heads,
+        q_lora_rank,
+        kv_lora_rank: size(raw, "kv_lora_rank", raw.kv_lora_rank)?,
+        qk_nope_head_dim: size(raw, "qk_nope_head_dim", raw.qk_nope_head_dim)?,
+        qk_rope_head_dim: size(raw, "qk_rope_head_dim", raw.qk_rope_head_dim)?,
+        v_head_dim: size(raw, "v_head_dim", raw.v_head_dim)?,
+    };
+    if config.qk_rope_head_dim % 2 == 1 {
+        let reason = format!("is {}; it must be even", config.qk_rope_head_dim);
+        return Err(raw.invalid("qk_rope_head_dim", reason));
+    }
+    if let Some(n) = raw.qk_head_dim.filter(|&n| n != config.qk_head_dim()) {
+        let reason = format!(
+            "is {n} but qk_nope_head_dim + qk_rope_head_dim is {}; remove it or make them agree",
+            config.qk_head_dim()
+        );
+        return Err(raw.invalid("qk_head_dim", reason));
+    }
+    Ok(config)
+}
+
+fn rope(raw: &RawConfig) -> Result<RopeConfig, ConfigError> {
+    let mut new = raw.rope_parameters.clone();
+    let new_theta = match &mut new {
+        Some(object) => take(&raw.file, object, "rope_theta")?,
+        None => None,
+    };
+    let theta =
+        either(raw, ("rope_theta", raw.rope_theta), ("rope_parameters.rope_theta", new_theta))?;
+    let new_yarn = yarn(raw, "rope_parameters", new.as_ref())?;
+    let old_yarn = yarn(raw, "rope_scaling", raw.rope_scaling.as_ref())?;
+    if new.is_some() && raw.rope_scaling.is_some() && new_yarn != old_yarn {
+        let reason = "and `rope_parameters` ask for different scalings; remove one of the two";
+        return Err(raw.invalid("rope_scaling", reason));
+    }
+    Ok(RopeConfig {
+        theta: positive(raw, "rope_theta", theta, DEFAULT_ROPE_THETA)?,
+        interleaved: raw.rope_interleave.unwrap_or(true),
+        yarn: new_yarn.or(old_yarn),
+    })
+}
+
+/// The YaRN settings of a `rope_scaling` or `rope_parameters` object; `None` if it asks for none.
+fn yarn(
+    raw: &RawConfig,
+    outer: &str,
+    object: Option<&Map<String, Value>>,
+) -> Result<Option<YarnConfig>, ConfigError> {
+    let Some(object) = object else { return Ok(None) };
+    let mut fields = Fields { raw, outer, object: object.clone() };
+    let old: Option<String> = fields.take("type")?;
+    let new: Option<String> = fields.take("rope_type")?;
+    let names = (format!("{outer}.rope_type"), format!("{outer}.type"));
+    let kind = either(raw, (&names.0, new), (&names.1, old))?;
+    match kind.as_deref() {
+        Some("yarn") => {}
+        Some("default") => return Ok(None),
+        None if !object.contains_key("factor") => return Ok(None),
+        None => return Err(raw.missing(&names.0)),
+        Some(kind) => {
+            let reason = format!("is `{kind}`; only `yarn` and `default` are supported");
+            return Err(raw.unsupported(&names.0, reason));
+        }
+    }
+    if object.get("attention_factor").is_some_and(|value| !value.is_null()) {
+        let reason = "is not supported; use mscale and mscale_all_dim";
+        return Err(raw.unsupported(&format!("{outer}.attention_factor"), reason));
+    }
+    let factor_name = format!("{outer}.factor");
+    let factor: f64 = fields.take("factor")?.ok_or_else(|| raw.missing(&factor_name))?;
+    if !(factor >= 1.0 && factor.is_finite()) {
+        let reason = format!("is {factor}; it must be at least 1");
+        return Err(raw.invalid(&factor_name, reason));
+    }
+    let original_name = format!("{outer}.original_max_position_embeddings");
+    let original = fields.take("original_max_position_embeddings")?;
+    let config = YarnConfig {
+        factor,
+        beta_fast: fields.positive_or("beta_fast", 32.0)?,
+        beta_slow: fields.positive_or("beta_slow", 1.0)?,
+        mscale: fields.not_negative_or("mscale", 1.0)?,
+        mscale_all_dim: fields.not_negative_or("mscale_all_dim", 0.0)?,
+        original_max_position_embeddings: size(raw, &original_name, original)?,
+    };
+    if config.beta_fast < config.beta_slow {
+        let reason = format!("is {} but beta_slow is {}", config.beta_fast, config.beta_slow);
+        let reason = format!("{reason}; it must not be below it");
+        return Err(raw.invalid(&format!("{outer}.beta_fast"), reason));
+    }
+    Ok(Some(config))
+}
+
+/// Reads numbers of a nested object, naming them `outer.inner` in errors.
+struct Fields<'a> {
+    raw: &'a RawConfig,
+    outer: &'a str,
+    object: Map<String, Value>,
+}
+
+impl Fields<'_> {
+    fn take<T: serde::de::DeserializeOwned>(
+        &mut self,
+        field: &str,
+    ) -> Result<Option<T>, ConfigError> {
+        take(&self.raw.file, &mut self.object, field).map_err(|error| match error {
+            ConfigError::Invalid { reason, .. } => self.raw.invalid(&self.name(field), reason),
+            other => other,
+        })
+    }
+
+    fn name(&self, field: &str) -> String {
+        format!("{}.{field}", self.outer)
+    }
+
+    fn positive_or(&mut self, field: &str, default: f64) -> Result<f64, ConfigError> {
+        let value = self.take(field)?;
+        positive(self.raw, &self.name(field), value, default)
+    }
+
+    fn not_negative_or(&mut self, field: &str, default: f64) -> Result<f64, ConfigError> {
+        let value: f64 = self.take(field)?.unwrap_or(default);
+        if value >= 0.0 && value.is_finite() {
+            Ok(value)
+        } else {
+            let reason = format!("is {value}; it must not be negative");
+            Err(self.raw.invalid(&self.name(field), reason))
+        }
+    }
+}
+
+fn moe(raw: &RawConfig, num_hidden_layers: usize) -> Result<Option<MoeConfig>, ConfigError> {
+    if raw.n_routed_experts.is_none() {
+        return Ok(None);
+    }
+    let first_dense = raw.first_k_dense_replace;
+    let config = MoeConfig {
+        n_routed_experts: size(raw, "n_routed_experts", raw.n_routed_experts)?,
+        num_experts_per_tok: size(raw, "num_experts_per_tok", raw.num_experts_per_tok)?,
+        n_shared_experts: raw.n_shared_experts.ok_or_else(|| raw.missing("n_shared_experts"))?,
+        moe_intermediate_size: size(raw, "moe_intermediate_size", raw.moe_intermediate_size)?,
+        n_group: size(raw, "n_group", raw.n_group.or(Some(1)))?,
+        topk_group: size(raw, "topk_group", raw.topk_group.or(Some(1)))?,
+        routed_scaling_factor: positive(
+            raw,
+            "routed_scaling_factor",
+            raw.routed_scaling_factor,
+            DEFAULT_ROUTED_SCALING_FACTOR,
+        )?,
+        norm_topk_prob: raw.norm_topk_prob.unwrap_or(true),
+        first_k_dense_replace: first_dense.ok_or_else(|| raw.missing("first_k_dense_replace"))?,
+        moe_layer_freq: size(raw, "moe_layer_freq", raw.moe_layer_freq.or(Some(1)))?,
+    };
+    check_moe(raw, &config, num_hidden_layers)?;
+    Ok(Some(config))
+}
+
+fn check_moe(
+    raw: &RawConfig,
+    config: &MoeConfig,
+    num_hidden_layers: usize,
+) -> Result<(), ConfigError> {
+    let MoeConfig { n_routed_experts, n_group, topk_group, num_experts_per_tok, .. } = *config;
+    if !n_routed_experts.is_multiple_of(n_group) {
+        let reason = format!("is {n_routed_experts}, which n_group ({n_group}) does not divide");
+        return Err(raw.invalid("n_routed_experts", reason));
+    }
+    if topk_group > n_group {
+        let reason = format!("is {topk_group}; it must be at most n_group ({n_group})");
+        return Err(raw.invalid("topk_group", reason));
+    }
+    let group_size = n_routed_experts / n_group;
+    if n_group > 1 && group_size < 2 {
+        let reason = format!(
+            "is {n_group}, one expert a group; a group's score is the sum of its two best, so it \
+             must be at most {}",
+            n_routed_experts / 2
+        );
+        return Err(raw.invalid("n_group", reason));
+    }
+    let n_choices = group_size * topk_group;
+    if num_experts_per_tok > n_choices {
+        let reason = format!(
+            "is {num_experts_per_tok}, but topk_group groups of {group_size} hold {n_choices} \
+             experts; it must be at most that"
+        );
+        return Err(raw.invalid("num_experts_per_tok", reason));
+    }
+    if config.first_k_dense_replace > num_hidden_layers {
+        let reason = format!(
+            "is {}; it must be at most num_hidden_layers ({num_hidden_layers})",
+            config.first_k_dense_replace
+        );
+        return Err(raw.invalid("first_k_dense_replace", reason));
+    }
+    if config.n_shared_experts > MAX_SIZE {
+        let reason = format!("is {}; it must be at most {MAX_SIZE}", config.n_shared_experts);
+        return Err(raw.invalid("n_shared_experts", reason));
+    }
+    Ok(())
+}
