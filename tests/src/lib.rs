@@ -1,1 +1,3 @@
-//! Shared helpers of the whole-engine tests.
+//! Shared helpers of the whole-engine tests: the oracle's data and a model behind an engine.
+
+pub mod oracle;

@@ -1,0 +1,168 @@
+//! The command line, as parsed; `config` validates it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Speculative decoding with a model's own MTP layer.
+#[derive(Debug, Parser)]
+#[command(name = "tandem", version, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a model over gRPC
+    Serve(ServeArgs),
+    /// Continue one prompt, or a file of prompts through one engine at once
+    Generate(GenerateArgs),
+    /// Log probability of each prompt token after the first
+    Score(ScoreArgs),
+    /// Describe a checkpoint folder from its configuration and headers
+    Inspect(InspectArgs),
+}
+
+/// What every command that runs a model needs to know.
+#[derive(Debug, Args)]
+pub(crate) struct EngineArgs {
+    /// Checkpoint folder in the Hugging Face layout, or the name of a bundled checkpoint
+    #[arg(long, default_value = "tiny-dsv3")]
+    pub(crate) model: String,
+    /// Drafts a step from the checkpoint's MTP layers, 0 to 8; 0 turns drafting off
+    #[arg(long, default_value_t = 3)]
+    pub(crate) num_speculative_tokens: u32,
+    /// Compute and KV cache dtype [default: the checkpoint's]
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<Dtype>,
+    /// Tokens a KV block
+    #[arg(long, default_value_t = 16)]
+    pub(crate) block_size: u32,
+    /// KV blocks in the pool [default: what --max-num-seqs full-length requests or
+    /// --kv-cache-memory hold, whichever is less]
+    #[arg(long)]
+    pub(crate) num_blocks: Option<u32>,
+    /// Upper bound of the KV pool in MiB where --num-blocks is not given
+    #[arg(long, default_value_t = 256)]
+    pub(crate) kv_cache_memory: u64,
+    /// Largest number of requests in one step
+    #[arg(long, default_value_t = 64)]
+    pub(crate) max_num_seqs: u32,
+    /// Largest number of tokens in one step; longer prompts are prefilled in chunks
+    #[arg(long, default_value_t = 2048)]
+    pub(crate) max_num_batched_tokens: u32,
+    /// Largest length of a request, prompt and output together [default: the model's]
+    #[arg(long)]
+    pub(crate) max_model_len: Option<u32>,
+    /// Requests that may wait behind the running ones before new ones are refused
+    #[arg(long, default_value_t = 256)]
+    pub(crate) max_queued_requests: u32,
+    /// CPU threads [default: all]
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: std::net::IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 50051)]
+    pub(crate) port: u16,
+    /// Name under which clients see the model [default: the folder's name]
+    #[arg(long)]
+    pub(crate) served_model_name: Option<String>,
+    /// Seconds that running requests may take after a request to stop
+    #[arg(long, default_value_t = 30)]
+    pub(crate) drain_timeout: u64,
+}
+
+impl ServeArgs {
+    pub(crate) fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.host, self.port)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// File of prompts, one JSON object a line with `prompt` or `prompt_ids` and, where they
+    /// differ from the flags, `max_tokens`, `num_speculative_tokens`, `ignore_eos`
+    #[arg(long, conflicts_with_all = ["prompt", "prompt_ids"])]
+    pub(crate) prompts: Option<PathBuf>,
+    /// Largest number of generated tokens [default: until the model's length]
+    #[arg(long)]
+    pub(crate) max_tokens: Option<u32>,
+    /// Go on after the model's end-of-sequence token
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    /// Token ids that end a request
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) stop_token_ids: Vec<u32>,
+    /// Sampling temperature; only 0 (greedy) is available so far
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) temperature: f64,
+    /// Print one JSON object a prompt instead of the text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PromptArgs {
+    /// Prompt text
+    #[arg(long)]
+    pub(crate) prompt: Option<String>,
+    /// Prompt token ids, separated by commas
+    #[arg(long, conflicts_with = "prompt", allow_hyphen_values = true)]
+    pub(crate) prompt_ids: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ScoreArgs {
+    /// Checkpoint folder, or the name of a bundled checkpoint
+    #[arg(long, default_value = "tiny-dsv3")]
+    pub(crate) model: String,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Compute dtype [default: the checkpoint's]
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<Dtype>,
+    /// Tokens a forward pass
+    #[arg(long, default_value_t = 2048)]
+    pub(crate) max_num_batched_tokens: u32,
+    /// Tokens a KV block
+    #[arg(long, default_value_t = 16)]
+    pub(crate) block_size: u32,
+    /// CPU threads [default: all]
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Print one JSON object instead of a line a token
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// Checkpoint folder, or the name of a bundled checkpoint
+    pub(crate) model: String,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The compute dtypes of the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Dtype {
+    /// 32-bit floating point
+    Float32,
+    /// Brain floating point, 16 bits
+    Bfloat16,
+}

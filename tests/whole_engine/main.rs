@@ -1,0 +1,2 @@
+//! Whole-engine tests.
+
