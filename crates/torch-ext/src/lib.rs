@@ -1,1 +1,3 @@
 //! The unsafe seam to libtorch: tensors as slices, threads and devices.
+
+pub mod mmap;

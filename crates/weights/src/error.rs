@@ -1,0 +1,210 @@
+//! Why a checkpoint cannot be used.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// A tensor that the index puts into a shard that does not hold it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misplaced {
+    /// The tensor.
+    pub name: String,
+    /// The shard that the index names.
+    pub file: PathBuf,
+    /// The shard that holds it instead, if one of those that the index names does.
+    pub found_in: Option<PathBuf>,
+}
+
+/// A tensor with another shape than the model needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misshapen {
+    /// The tensor.
+    pub name: String,
+    /// The shard that holds it.
+    pub file: PathBuf,
+    /// Its shape in the shard.
+    pub shape: Vec<usize>,
+    /// The shape that the model needs.
+    pub expected: Vec<usize>,
+}
+
+/// Why a checkpoint was refused. Every variant names the file or folder, and the tensors if the
+/// fault is with tensors.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum WeightsError {
+    /// The folder has neither `model.safetensors.index.json` nor `model.safetensors`.
+    NoWeights {
+        /// Which folder.
+        dir: PathBuf,
+    },
+    /// A file cannot be opened, mapped or read.
+    Read {
+        /// Which file.
+        file: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// The index is not a JSON object with a `weight_map` of file names.
+    BadIndex {
+        /// Which file.
+        file: PathBuf,
+        /// What the JSON reader said.
+        source: serde_json::Error,
+    },
+    /// The index names shards that are not in the folder.
+    ShardsAbsent {
+        /// The index.
+        index: PathBuf,
+        /// The absent files.
+        absent: Vec<PathBuf>,
+    },
+    /// A shard's header cannot be understood.
+    BadHeader {
+        /// Which shard.
+        file: PathBuf,
+        /// What is wrong with it.
+        source: safetensors::SafeTensorError,
+    },
+    /// A shard is shorter or longer than its header says.
+    BadLength {
+        /// Which shard.
+        file: PathBuf,
+        /// Bytes that the header asks for, the header included.
+        expected: u64,
+        /// Bytes that are there.
+        actual: u64,
+        /// A tensor whose data is incomplete, if the file is too short.
+        first_cut: Option<String>,
+    },
+    /// The index puts tensors into shards that do not hold them.
+    NotInShard {
+        /// The index.
+        index: PathBuf,
+        /// The tensors.
+        misplaced: Vec<Misplaced>,
+    },
+    /// Tensors that the model needs are missing, misshapen, or of a dtype that cannot be loaded.
+    Unfit {
+        /// The checkpoint folder.
+        dir: PathBuf,
+        /// Names of the tensors that are not there.
+        missing: Vec<String>,
+        /// Tensors of the wrong shape.
+        misshapen: Vec<Misshapen>,
+        /// Tensors of an unsupported dtype, with its safetensors name.
+        unsupported: Vec<(String, String)>,
+    },
+    /// Drafting needs MTP tensors that the checkpoint does not bring.
+    MtpIncomplete {
+        /// The checkpoint folder.
+        dir: PathBuf,
+        /// What is wrong with the MTP tensors; [`WeightsError::Unfit`].
+        source: Box<WeightsError>,
+    },
+    /// Drafting was asked of a checkpoint whose config has no MTP layers.
+    NoMtpLayers {
+        /// The checkpoint folder.
+        dir: PathBuf,
+    },
+    /// A tensor was asked for that was not loaded, or was already taken.
+    NotLoaded {
+        /// The tensor.
+        name: String,
+    },
+    /// libtorch could not make or convert a tensor.
+    Tensor {
+        /// The tensor.
+        name: String,
+        /// The shard that holds it.
+        file: PathBuf,
+        /// What libtorch said.
+        source: tch::TchError,
+    },
+}
+
+impl fmt::Display for WeightsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoWeights { dir } => write!(
+                f,
+                "{} has neither model.safetensors.index.json nor model.safetensors",
+                dir.display()
+            ),
+            Self::Read { file, source } => write!(f, "cannot read {}: {source}", file.display()),
+            Self::BadIndex { file, source } => {
+                write!(f, "{} is not a safetensors index: {source}", file.display())
+            }
+            Self::ShardsAbsent { index, absent } => {
+                write!(f, "{} names files that are not there:", index.display())?;
+                absent.iter().try_for_each(|file| write!(f, " {}", file.display()))
+            }
+            Self::BadHeader { file, source } => {
+                write!(f, "{} has a bad safetensors header: {source}", file.display())
+            }
+            Self::BadLength { file, expected, actual, first_cut } => {
+                let file = file.display();
+                write!(f, "{file} has {actual} bytes but its header asks for {expected}")?;
+                match first_cut {
+                    Some(name) => write!(f, "; it was cut, the first tensor hurt is {name}"),
+                    None => write!(f, "; it has trailing bytes"),
+                }
+            }
+            Self::NotInShard { index, misplaced } => {
+                write!(f, "{} names shards that lack the tensor:", index.display())?;
+                misplaced.iter().try_for_each(|tensor| write!(f, "\n  {tensor}"))
+            }
+            Self::Unfit { dir, missing, misshapen, unsupported } => {
+                write!(f, "{} does not fit its config:", dir.display())?;
+                missing.iter().try_for_each(|name| write!(f, "\n  {name} is missing"))?;
+                misshapen.iter().try_for_each(|tensor| write!(f, "\n  {tensor}"))?;
+                unsupported.iter().try_for_each(|(name, dtype)| {
+                    write!(f, "\n  {name} is {dtype}; only F32, F16 and BF16 can be loaded")
+                })
+            }
+            Self::MtpIncomplete { source, .. } => {
+                write!(f, "drafting was asked for, but the MTP tensors are incomplete: {source}")?;
+                write!(f, "\nset num_speculative_tokens to 0 to run without drafting")
+            }
+            Self::NoMtpLayers { dir } => write!(
+                f,
+                "drafting was asked for, but config.json of {} has num_nextn_predict_layers 0; \
+                 set num_speculative_tokens to 0",
+                dir.display()
+            ),
+            Self::NotLoaded { name } => write!(f, "{name} was not loaded or was already taken"),
+            Self::Tensor { name, file, source } => {
+                write!(f, "cannot load {name} from {}: {source}", file.display())
+            }
+        }
+    }
+}
+
+impl fmt::Display for Misplaced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is not in {}", self.name, self.file.display())?;
+        match &self.found_in {
+            Some(file) => write!(f, " but in {}", file.display()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Misshapen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, file, shape, expected } = self;
+        write!(f, "{name} has shape {shape:?} instead of {expected:?} in {}", file.display())
+    }
+}
+
+impl std::error::Error for WeightsError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Read { source, .. } => Some(source),
+            Self::BadIndex { source, .. } => Some(source),
+            Self::BadHeader { source, .. } => Some(source),
+            Self::MtpIncomplete { source, .. } => Some(source.as_ref()),
+            Self::Tensor { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Tests on whole and on damaged checkpoints.
