@@ -1,1 +1,46 @@
 //! Text to token ids and back, incrementally.
+//!
+//! **Owns** the reading of `tokenizer.json` and `tokenizer_config.json`, the encoding of prompts
+//! and the decoding of generated ids as they come. **Must not know** requests, models or
+//! protocols.
+//!
+//! Invariants:
+//! * The deltas of an [`IncrementalDecoder`], joined, equal [`Tokenizer::decode`] of all ids.
+//! * No delta holds a part of a character: its bytes are kept back until they are complete, or
+//!   until what follows shows that they never will be. Only then do they become U+FFFD, as
+//!   [`String::from_utf8_lossy`] would have it; [`IncrementalDecoder::finish`] turns an incomplete
+//!   tail into one U+FFFD.
+//! * An id that no token has (the gap between the tokenizer's size and the embedding's rows)
+//!   decodes to nothing.
+//! * A token costs time in the length of its own text, however long the run.
+//!
+//! # Example
+//!
+//! ```
+//! let checkpoint = concat!(
+//!     env!("CARGO_MANIFEST_DIR"),
+//!     "/../bundled-checkpoints/checkpoints/tiny-dsv3"
+//! );
+//! let tokenizer = tokenization::Tokenizer::load(checkpoint.as_ref())?;
+//! let ids = tokenizer.encode("x = 'Größe'")?;
+//! assert_eq!(Some(ids[0]), tokenizer.bos_token_id());
+//!
+//! let mut decoder = tokenizer.incremental_decoder(true);
+//! let mut text = String::new();
+//! for &id in &ids {
+//!     decoder.push(id, &mut text);
+//!     assert!(!text.contains('\u{FFFD}'));
+//! }
+//! decoder.finish(&mut text);
+//! assert_eq!(text, "x = 'Größe'");
+//! # Ok::<(), tokenization::TokenizationError>(())
+//! ```
+
+mod decoder;
+mod error;
+mod pieces;
+mod tokenizer;
+
+pub use decoder::IncrementalDecoder;
+pub use error::TokenizationError;
+pub use tokenizer::Tokenizer;

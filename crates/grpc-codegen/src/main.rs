@@ -1,0 +1,3 @@
+//! Generates the code of `grpc-api` from `proto/`.
+
+fn main() {}

@@ -1,0 +1,186 @@
+//! A model folder's tokenizer.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use engine_types::TokenId;
+use serde::Deserialize;
+
+use crate::decoder::IncrementalDecoder;
+use crate::error::TokenizationError;
+use crate::pieces::{DecodeRules, PieceTable};
+
+/// Turns text into token ids and back, as a model folder's files say.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    pieces: Arc<PieceTable>,
+    bos_token_id: Option<TokenId>,
+}
+
+/// The part of `tokenizer_config.json` that matters here.
+#[derive(Debug, Default, Deserialize)]
+struct TokenizerConfig {
+    #[serde(default)]
+    add_bos_token: Option<bool>,
+    #[serde(default)]
+    bos_token: Option<NamedToken>,
+}
+
+/// A token in `tokenizer_config.json`: its name, or an object with the name.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum NamedToken {
+    Name(String),
+    Object { content: String },
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json` and, if there is one, `tokenizer_config.json` of `folder`.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read or understood; each error names the file.
+    pub fn load(folder: &Path) -> Result<Self, TokenizationError> {
+        let path = folder.join("tokenizer.json");
+        let bytes = read(&path)?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| {
+            TokenizationError::Malformed { path: path.clone(), message: error.to_string() }
+        })?;
+        // A prompt that is too long is refused by whoever knows the limit, never cut silently.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| TokenizationError::Malformed {
+            path: path.clone(),
+            message: error.to_string(),
+        })?;
+        let pieces = Arc::new(piece_table(&inner, &path)?);
+        let bos_token_id = load_bos(folder, &inner)?;
+        Ok(Self { inner, pieces, bos_token_id })
+    }
+
+    /// Like [`load`](Self::load); `None` where `folder` has no `tokenizer.json`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`load`](Self::load).
+    pub fn load_if_present(folder: &Path) -> Result<Option<Self>, TokenizationError> {
+        match Self::load(folder) {
+            Err(TokenizationError::Read { source, .. })
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                Ok(None)
+            }
+            loaded => loaded.map(Some),
+        }
+    }
+
+    /// The ids of `text`, special tokens in it included.
+    ///
+    /// What the tokenizer's own post-processor adds is added. If `tokenizer_config.json` says
+    /// `add_bos_token`, the ids start with the beginning-of-sequence id, once: a text that already
+    /// starts with that token gets no second one.
+    ///
+    /// # Errors
+    ///
+    /// If the tokenizer refuses the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
+        let encoding = self
+            .inner
+            .encode_fast(text, true)
+            .map_err(|error| TokenizationError::Encode(error.to_string()))?;
+        let mut ids = encoding.get_ids().to_vec();
+        if let Some(bos) = self.bos_token_id
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    /// The text of `ids`; special tokens have no text if `skip_special_tokens`.
+    #[must_use]
+    pub fn decode(&self, ids: &[TokenId], skip_special_tokens: bool) -> String {
+        let mut decoder = self.incremental_decoder(skip_special_tokens);
+        let mut text = String::new();
+        for &id in ids {
+            decoder.push(id, &mut text);
+        }
+        decoder.finish(&mut text);
+        text
+    }
+
+    /// A decoder for one run of ids.
+    #[must_use]
+    pub fn incremental_decoder(&self, skip_special_tokens: bool) -> IncrementalDecoder {
+        IncrementalDecoder::new(Arc::clone(&self.pieces), skip_special_tokens)
+    }
+
+    /// One more than the largest id that a token has.
+    #[must_use]
+    pub fn n_ids(&self) -> u32 {
+        n_ids(&self.inner)
+    }
+
+    /// The id that starts every prompt, where the files ask for one.
+    #[must_use]
+    pub fn bos_token_id(&self) -> Option<TokenId> {
+        self.bos_token_id
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TokenizationError> {
+    fs::read(path).map_err(|source| TokenizationError::Read { path: path.to_owned(), source })
+}
+
+fn n_ids(inner: &tokenizers::Tokenizer) -> u32 {
+    inner.get_vocab(true).values().max().map_or(0, |id| id + 1)
+}
+
+fn piece_table(
+    inner: &tokenizers::Tokenizer,
+    path: &Path,
+) -> Result<PieceTable, TokenizationError> {
+    let decoder = serde_json::to_value(inner.get_decoder()).map_err(|error| {
+        TokenizationError::Malformed { path: path.to_owned(), message: error.to_string() }
+    })?;
+    let rules = DecodeRules::parse(&decoder)
+        .map_err(|what| TokenizationError::UnsupportedDecoder { path: path.to_owned(), what })?;
+    let added = inner.get_added_tokens_decoder();
+    Ok(PieceTable::new(rules, n_ids(inner), |id| {
+        let special = added.get(&id).is_some_and(|token| token.special);
+        inner.id_to_token(id).map(|name| (name, special))
+    }))
+}
+
+/// The id that prompts start with, if `tokenizer_config.json` asks for one.
+fn load_bos(
+    folder: &Path,
+    inner: &tokenizers::Tokenizer,
+) -> Result<Option<TokenId>, TokenizationError> {
+    let path: PathBuf = folder.join("tokenizer_config.json");
+    let config = match read(&path) {
+        Err(TokenizationError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            TokenizerConfig::default()
+        }
+        bytes => serde_json::from_slice(&bytes?).map_err(|error| TokenizationError::Malformed {
+            path: path.clone(),
+            message: error.to_string(),
+        })?,
+    };
+    if config.add_bos_token != Some(true) {
+        return Ok(None);
+    }
+    let token = match config.bos_token {
+        Some(NamedToken::Name(name) | NamedToken::Object { content: name }) => name,
+        None => {
+            let message = "`add_bos_token` is true but there is no `bos_token`".to_owned();
+            return Err(TokenizationError::Malformed { path, message });
+        }
+    };
+    match inner.token_to_id(&token) {
+        Some(id) => Ok(Some(id)),
+        None => Err(TokenizationError::UnknownBosToken { path, token }),
+    }
+}
