@@ -4,12 +4,6 @@ use std::fs;
 
 use super::*;
 
-fn empty_folder(name: &str) -> PathBuf {
-    let dir = std::env::temp_dir().join(format!("bundled-{}-{name}", std::process::id()));
-    fs::create_dir_all(&dir).unwrap();
-    dir
-}
-
 #[test]
 fn every_name_has_a_complete_folder_and_every_folder_a_name() {
     assert!(names().is_sorted());
@@ -29,22 +23,21 @@ fn every_name_has_a_complete_folder_and_every_folder_a_name() {
 
 #[test]
 fn an_existing_folder_is_taken_as_it_is() {
-    let dir = empty_folder("as-is");
-    assert_eq!(resolve(dir.to_str().unwrap(), None), Ok(dir.clone()));
-    fs::remove_dir_all(dir).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(resolve(dir.path().to_str().unwrap(), None), Ok(dir.path().to_path_buf()));
 }
 
 #[test]
 fn the_search_root_comes_first_and_is_no_obstacle() {
-    let root = empty_folder("root");
+    let root = tempfile::tempdir().unwrap();
+    let root = root.path();
     let workspace = find("tiny-dsv3", None).unwrap();
-    assert_eq!(find("tiny-dsv3", Some(&root)), Some(workspace));
+    assert_eq!(find("tiny-dsv3", Some(root)), Some(workspace));
 
     let moved = root.join("tiny-dsv3");
     fs::create_dir_all(&moved).unwrap();
     fs::write(moved.join("config.json"), "{}").unwrap();
-    assert_eq!(find("tiny-dsv3", Some(&root)), Some(moved));
-    fs::remove_dir_all(root).unwrap();
+    assert_eq!(find("tiny-dsv3", Some(root)), Some(moved));
 }
 
 #[test]

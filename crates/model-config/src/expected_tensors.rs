@@ -26,7 +26,8 @@ pub struct TensorSpec {
 
 impl ModelConfig {
     /// Every tensor of the target model: embedding, decoder layers, final norm, head.
-    /// `lm_head.weight` is optional if `tie_word_embeddings` is set.
+    /// With `tie_word_embeddings` there is no `lm_head.weight`: the embedding is the head, whether
+    /// or not the file repeats it.
     #[must_use]
     pub fn target_tensors(&self) -> Vec<TensorSpec> {
         let mut list = SpecList::default();
@@ -36,8 +37,9 @@ impl ModelConfig {
             list.decoder_layer(self, layer_idx);
         }
         list.add("model.norm.weight", &[self.hidden_size]);
-        list.add("lm_head.weight", &table);
-        list.last_is_optional(self.tie_word_embeddings);
+        if !self.tie_word_embeddings {
+            list.add("lm_head.weight", &table);
+        }
         list.specs
     }
 
@@ -56,15 +58,13 @@ impl ModelConfig {
         let layer = format!("model.layers.{layer_idx}");
         let hidden = self.hidden_size;
         let table = [self.vocab_size, hidden];
-        list.add(format!("{layer}.embed_tokens.weight"), &table);
-        list.last_is_optional(true);
+        list.add_optional(format!("{layer}.embed_tokens.weight"), &table);
         list.add(format!("{layer}.enorm.weight"), &[hidden]);
         list.add(format!("{layer}.hnorm.weight"), &[hidden]);
         list.add(format!("{layer}.eh_proj.weight"), &[hidden, 2 * hidden]);
         list.decoder_layer(self, layer_idx);
         list.add(format!("{layer}.shared_head.norm.weight"), &[hidden]);
-        list.add(format!("{layer}.shared_head.head.weight"), &table);
-        list.last_is_optional(true);
+        list.add_optional(format!("{layer}.shared_head.head.weight"), &table);
         list.specs
     }
 
@@ -90,17 +90,20 @@ impl SpecList {
         });
     }
 
+    fn add_optional(&mut self, name: String, shape: &[usize]) {
+        let shape = shape.to_vec();
+        self.specs.push(TensorSpec {
+            name,
+            shape,
+            is_optional: true,
+            load_dtype: LoadDtype::Model,
+        });
+    }
+
     fn add_float32(&mut self, name: String, shape: &[usize]) {
-        self.add(name, shape);
-        self.last().load_dtype = LoadDtype::Float32;
-    }
-
-    fn last_is_optional(&mut self, is_optional: bool) {
-        self.last().is_optional = is_optional;
-    }
-
-    fn last(&mut self) -> &mut TensorSpec {
-        self.specs.last_mut().expect("a tensor was added before")
+        let shape = shape.to_vec();
+        let load_dtype = LoadDtype::Float32;
+        self.specs.push(TensorSpec { name, shape, is_optional: false, load_dtype });
     }
 
     fn decoder_layer(&mut self, config: &ModelConfig, layer_idx: usize) {

@@ -34,6 +34,7 @@ mod error;
 mod expected_tensors;
 mod generation;
 mod raw;
+mod rope;
 mod summary;
 mod validate;
 

@@ -10,7 +10,7 @@ use crate::error::ConfigError;
 
 /// One id or a list of them, both found in the field `eos_token_id`.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a token id or a list of token ids")]
 pub(crate) enum TokenIds {
     One(u32),
     Many(Vec<u32>),

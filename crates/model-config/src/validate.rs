@@ -1,21 +1,17 @@
 //! Second stage: refuse what contradicts itself or cannot be run, and fill in the defaults.
 
-use serde_json::{Map, Value};
-
-use crate::config::{
-    Architecture, MlaConfig, ModelConfig, MoeConfig, RopeConfig, StoredDtype, YarnConfig,
-};
+use crate::config::{Architecture, MlaConfig, ModelConfig, MoeConfig, StoredDtype};
 use crate::error::ConfigError;
-use crate::raw::{RawConfig, take};
+use crate::raw::RawConfig;
+use crate::rope::rope;
 use crate::summary::quant_method;
 
-const DEFAULT_ROPE_THETA: f64 = 10_000.0;
 const DEFAULT_MAX_POSITION_EMBEDDINGS: usize = 8_192;
 /// Defaults of the published DeepSeek-V3 configuration class for fields that old files leave out.
 const DEFAULT_RMS_NORM_EPS: f64 = 1e-6;
 const DEFAULT_ROUTED_SCALING_FACTOR: f64 = 2.5;
-/// Sizes above this are mistakes; below it no product of two sizes overflows.
-const MAX_SIZE: usize = 1 << 31;
+/// Larger counts are mistakes; up to it no product of sizes that the models form overflows.
+const MAX_COUNT: usize = 1 << 24;
 
 impl ModelConfig {
     /// Validates a raw config.
@@ -88,19 +84,30 @@ fn refuse_unsupported(raw: &RawConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// A size that must be given and not zero.
-fn size(raw: &RawConfig, field: &str, value: Option<usize>) -> Result<usize, ConfigError> {
+/// A count that must be given.
+fn count(raw: &RawConfig, field: &str, value: Option<usize>) -> Result<usize, ConfigError> {
     match value {
         None => Err(raw.missing(field)),
-        Some(0) => Err(raw.invalid(field, "is 0; it must be at least 1")),
-        Some(value) if value > MAX_SIZE => {
-            Err(raw.invalid(field, format!("is {value}; it must be at most {MAX_SIZE}")))
+        Some(value) if value > MAX_COUNT => {
+            Err(raw.invalid(field, format!("is {value}; it must be at most {MAX_COUNT}")))
         }
         Some(value) => Ok(value),
     }
 }
 
-fn positive(
+/// A count that must be given and not zero.
+pub(crate) fn size(
+    raw: &RawConfig,
+    field: &str,
+    value: Option<usize>,
+) -> Result<usize, ConfigError> {
+    match count(raw, field, value)? {
+        0 => Err(raw.invalid(field, "is 0; it must be at least 1")),
+        value => Ok(value),
+    }
+}
+
+pub(crate) fn positive(
     raw: &RawConfig,
     field: &str,
     value: Option<f64>,
@@ -115,7 +122,7 @@ fn positive(
 }
 
 /// One value from two spellings of a field, which must not contradict each other.
-fn either<T: PartialEq + std::fmt::Debug>(
+pub(crate) fn either<T: PartialEq + std::fmt::Debug>(
     raw: &RawConfig,
     first: (&str, Option<T>),
     second: (&str, Option<T>),
@@ -130,12 +137,10 @@ fn either<T: PartialEq + std::fmt::Debug>(
 }
 
 fn num_mtp_layers(raw: &RawConfig) -> Result<usize, ConfigError> {
-    let first = ("num_nextn_predict_layers", raw.num_nextn_predict_layers);
-    let n_layers = either(raw, first, ("num_mtp_layers", raw.num_mtp_layers))?.unwrap_or(0);
-    if n_layers > MAX_SIZE {
-        return Err(raw.invalid(first.0, format!("is {n_layers}; it must be at most {MAX_SIZE}")));
-    }
-    Ok(n_layers)
+    let field = "num_nextn_predict_layers";
+    let first = (field, raw.num_nextn_predict_layers);
+    let n_layers = either(raw, first, ("num_mtp_layers", raw.num_mtp_layers))?;
+    count(raw, field, n_layers.or(Some(0)))
 }
 
 pub(crate) fn stored_dtype(raw: &RawConfig) -> Result<Option<StoredDtype>, ConfigError> {
@@ -204,124 +209,14 @@ fn attention(raw: &RawConfig) -> Result<MlaConfig, ConfigError> {
     Ok(config)
 }
 
-fn rope(raw: &RawConfig) -> Result<RopeConfig, ConfigError> {
-    let mut new = raw.rope_parameters.clone();
-    let new_theta = match &mut new {
-        Some(object) => take(&raw.file, object, "rope_theta")?,
-        None => None,
-    };
-    let theta =
-        either(raw, ("rope_theta", raw.rope_theta), ("rope_parameters.rope_theta", new_theta))?;
-    let new_yarn = yarn(raw, "rope_parameters", new.as_ref())?;
-    let old_yarn = yarn(raw, "rope_scaling", raw.rope_scaling.as_ref())?;
-    if new.is_some() && raw.rope_scaling.is_some() && new_yarn != old_yarn {
-        let reason = "and `rope_parameters` ask for different scalings; remove one of the two";
-        return Err(raw.invalid("rope_scaling", reason));
-    }
-    Ok(RopeConfig {
-        theta: positive(raw, "rope_theta", theta, DEFAULT_ROPE_THETA)?,
-        interleaved: raw.rope_interleave.unwrap_or(true),
-        yarn: new_yarn.or(old_yarn),
-    })
-}
-
-/// The YaRN settings of a `rope_scaling` or `rope_parameters` object; `None` if it asks for none.
-fn yarn(
-    raw: &RawConfig,
-    outer: &str,
-    object: Option<&Map<String, Value>>,
-) -> Result<Option<YarnConfig>, ConfigError> {
-    let Some(object) = object else { return Ok(None) };
-    let mut fields = Fields { raw, outer, object: object.clone() };
-    let old: Option<String> = fields.take("type")?;
-    let new: Option<String> = fields.take("rope_type")?;
-    let names = (format!("{outer}.rope_type"), format!("{outer}.type"));
-    let kind = either(raw, (&names.0, new), (&names.1, old))?;
-    match kind.as_deref() {
-        Some("yarn") => {}
-        Some("default") => return Ok(None),
-        None if !object.contains_key("factor") => return Ok(None),
-        None => return Err(raw.missing(&names.0)),
-        Some(kind) => {
-            let reason = format!("is `{kind}`; only `yarn` and `default` are supported");
-            return Err(raw.unsupported(&names.0, reason));
-        }
-    }
-    if object.get("attention_factor").is_some_and(|value| !value.is_null()) {
-        let reason = "is not supported; use mscale and mscale_all_dim";
-        return Err(raw.unsupported(&format!("{outer}.attention_factor"), reason));
-    }
-    let factor_name = format!("{outer}.factor");
-    let factor: f64 = fields.take("factor")?.ok_or_else(|| raw.missing(&factor_name))?;
-    if !(factor >= 1.0 && factor.is_finite()) {
-        let reason = format!("is {factor}; it must be at least 1");
-        return Err(raw.invalid(&factor_name, reason));
-    }
-    let original_name = format!("{outer}.original_max_position_embeddings");
-    let original = fields.take("original_max_position_embeddings")?;
-    let config = YarnConfig {
-        factor,
-        beta_fast: fields.positive_or("beta_fast", 32.0)?,
-        beta_slow: fields.positive_or("beta_slow", 1.0)?,
-        mscale: fields.not_negative_or("mscale", 1.0)?,
-        mscale_all_dim: fields.not_negative_or("mscale_all_dim", 0.0)?,
-        original_max_position_embeddings: size(raw, &original_name, original)?,
-    };
-    if config.beta_fast < config.beta_slow {
-        let reason = format!("is {} but beta_slow is {}", config.beta_fast, config.beta_slow);
-        let reason = format!("{reason}; it must not be below it");
-        return Err(raw.invalid(&format!("{outer}.beta_fast"), reason));
-    }
-    Ok(Some(config))
-}
-
-/// Reads numbers of a nested object, naming them `outer.inner` in errors.
-struct Fields<'a> {
-    raw: &'a RawConfig,
-    outer: &'a str,
-    object: Map<String, Value>,
-}
-
-impl Fields<'_> {
-    fn take<T: serde::de::DeserializeOwned>(
-        &mut self,
-        field: &str,
-    ) -> Result<Option<T>, ConfigError> {
-        take(&self.raw.file, &mut self.object, field).map_err(|error| match error {
-            ConfigError::Invalid { reason, .. } => self.raw.invalid(&self.name(field), reason),
-            other => other,
-        })
-    }
-
-    fn name(&self, field: &str) -> String {
-        format!("{}.{field}", self.outer)
-    }
-
-    fn positive_or(&mut self, field: &str, default: f64) -> Result<f64, ConfigError> {
-        let value = self.take(field)?;
-        positive(self.raw, &self.name(field), value, default)
-    }
-
-    fn not_negative_or(&mut self, field: &str, default: f64) -> Result<f64, ConfigError> {
-        let value: f64 = self.take(field)?.unwrap_or(default);
-        if value >= 0.0 && value.is_finite() {
-            Ok(value)
-        } else {
-            let reason = format!("is {value}; it must not be negative");
-            Err(self.raw.invalid(&self.name(field), reason))
-        }
-    }
-}
-
 fn moe(raw: &RawConfig, num_hidden_layers: usize) -> Result<Option<MoeConfig>, ConfigError> {
     if raw.n_routed_experts.is_none() {
         return Ok(None);
     }
-    let first_dense = raw.first_k_dense_replace;
     let config = MoeConfig {
         n_routed_experts: size(raw, "n_routed_experts", raw.n_routed_experts)?,
         num_experts_per_tok: size(raw, "num_experts_per_tok", raw.num_experts_per_tok)?,
-        n_shared_experts: raw.n_shared_experts.ok_or_else(|| raw.missing("n_shared_experts"))?,
+        n_shared_experts: count(raw, "n_shared_experts", raw.n_shared_experts)?,
         moe_intermediate_size: size(raw, "moe_intermediate_size", raw.moe_intermediate_size)?,
         n_group: size(raw, "n_group", raw.n_group.or(Some(1)))?,
         topk_group: size(raw, "topk_group", raw.topk_group.or(Some(1)))?,
@@ -332,7 +227,7 @@ fn moe(raw: &RawConfig, num_hidden_layers: usize) -> Result<Option<MoeConfig>, C
             DEFAULT_ROUTED_SCALING_FACTOR,
         )?,
         norm_topk_prob: raw.norm_topk_prob.unwrap_or(true),
-        first_k_dense_replace: first_dense.ok_or_else(|| raw.missing("first_k_dense_replace"))?,
+        first_k_dense_replace: count(raw, "first_k_dense_replace", raw.first_k_dense_replace)?,
         moe_layer_freq: size(raw, "moe_layer_freq", raw.moe_layer_freq.or(Some(1)))?,
     };
     check_moe(raw, &config, num_hidden_layers)?;
@@ -376,10 +271,6 @@ fn check_moe(
             config.first_k_dense_replace
         );
         return Err(raw.invalid("first_k_dense_replace", reason));
-    }
-    if config.n_shared_experts > MAX_SIZE {
-        let reason = format!("is {}; it must be at most {MAX_SIZE}", config.n_shared_experts);
-        return Err(raw.invalid("n_shared_experts", reason));
     }
     Ok(())
 }

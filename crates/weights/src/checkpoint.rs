@@ -17,7 +17,7 @@ pub struct TensorInfo<'a> {
     pub name: &'a str,
     /// Shape, outermost dimension first.
     pub shape: &'a [usize],
-    /// Stored dtype by its safetensors name, such as `BF16`.
+    /// Stored dtype.
     pub dtype: safetensors::Dtype,
     /// Bytes in the file.
     pub n_bytes: usize,
