@@ -57,7 +57,7 @@ fn yarn(fields: &mut Fields<'_>) -> Result<Option<YarnConfig>, ConfigError> {
     if !(factor >= 1.0 && factor.is_finite()) {
         return Err(raw.invalid(&factor_name, format!("is {factor}; it must be at least 1")));
     }
-    if fields.take::<Value>("attention_factor")?.is_some_and(|value| !value.is_null()) {
+    if fields.take::<Value>("attention_factor")?.is_some() {
         let reason = "is not supported; use mscale and mscale_all_dim";
         return Err(raw.unsupported(&fields.name("attention_factor"), reason));
     }

@@ -22,3 +22,17 @@ pub fn map_file(path: &Path) -> io::Result<Mmap> {
     // contract (above) is that nobody modifies a checkpoint file while it is mapped.
     unsafe { Mmap::map(&file) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_mapped_whole_and_an_absent_one_is_an_error() {
+        let this_file = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/mmap.rs");
+        let map = map_file(&this_file).unwrap();
+        assert_eq!(&map[..], include_bytes!("mmap.rs"));
+        let error = map_file(Path::new("no/such/file")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}
