@@ -6,8 +6,8 @@ use model_config::{ConfigSummary, ModelConfig, RawConfig};
 
 use crate::checkpoint::Checkpoint;
 
-/// Parameters by the part of the model that they belong to. Quantisation scales are counted with
-/// the part of their weight.
+/// Stored values by the part of the model that they belong to. For unquantised checkpoints that is
+/// the number of parameters; quantisation scales count as values, and packed ones as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ParameterCounts {
     /// Token embedding of the target.
@@ -55,7 +55,10 @@ impl ParameterCounts {
 
     /// The count that a tensor of this name adds to.
     fn part_of(&mut self, name: &str, num_hidden_layers: Option<usize>) -> &mut u64 {
-        let Some((layer_idx, rest)) = split_layer(name) else {
+        if mtp_layer(name, num_hidden_layers).is_some() {
+            return &mut self.mtp;
+        }
+        let Some((_, rest)) = split_layer(name) else {
             return match name.split_once('.') {
                 Some(("lm_head", _)) => &mut self.head,
                 Some(("model", rest)) if rest.starts_with("embed_tokens.") => &mut self.embeddings,
@@ -63,9 +66,6 @@ impl ParameterCounts {
                 _ => &mut self.other,
             };
         };
-        if num_hidden_layers.is_some_and(|n_layers| layer_idx >= n_layers) {
-            return &mut self.mtp;
-        }
         match rest.split('.').collect::<Vec<_>>()[..] {
             ["self_attn", ..] => &mut self.attention,
             ["mlp", "experts" | "gate", ..] => &mut self.experts,
@@ -109,14 +109,11 @@ impl Checkpoint {
         let mut parameters = ParameterCounts::default();
         let mut bytes_by_dtype = BTreeMap::new();
         let mut mtp_layers = BTreeSet::new();
-        let first_mtp_layer = config.num_hidden_layers;
         for info in self.tensors() {
             let n_values: u64 = info.shape.iter().map(|&n| n as u64).product();
             *parameters.part_of(info.name, config.num_hidden_layers) += n_values;
             *bytes_by_dtype.entry(format!("{:?}", info.dtype)).or_default() += info.n_bytes as u64;
-            let layer_idx = split_layer(info.name).map(|(layer_idx, _)| layer_idx);
-            mtp_layers
-                .extend(layer_idx.filter(|&idx| first_mtp_layer.is_some_and(|first| idx >= first)));
+            mtp_layers.extend(mtp_layer(info.name, config.num_hidden_layers));
         }
         let runnable = ModelConfig::from_raw(raw).ok().filter(|model| model.num_mtp_layers > 0);
         let is_mtp_complete = runnable.map(|model| self.check_mtp(&model).is_ok());
@@ -128,6 +125,12 @@ impl Checkpoint {
             is_mtp_complete,
         }
     }
+}
+
+/// The layer of an MTP tensor; `None` for a tensor of the target.
+fn mtp_layer(name: &str, num_hidden_layers: Option<usize>) -> Option<usize> {
+    let (layer_idx, _) = split_layer(name)?;
+    (layer_idx >= num_hidden_layers?).then_some(layer_idx)
 }
 
 /// Splits `model.layers.{idx}.{rest}` into index and rest.
