@@ -37,7 +37,10 @@ macro_rules! raw_config {
         }
 
         impl RawConfig {
-            fn from_object(file: PathBuf, mut object: Map<String, Value>) -> Result<Self, ConfigError> {
+            fn from_object(
+                file: PathBuf,
+                mut object: Map<String, Value>,
+            ) -> Result<Self, ConfigError> {
                 $(let $field = take(&file, &mut object, stringify!($field))?;)*
                 Ok(Self { file, $($field,)* })
             }
