@@ -1,0 +1,76 @@
+//! Why speculation cannot start or a step of it failed.
+
+use std::fmt;
+
+use engine_types::MAX_SPECULATIVE_TOKENS;
+use sampler::SamplerError;
+use tch::TchError;
+
+use crate::draft_model::DraftError;
+
+/// An error of the proposer.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SpecDecodeError {
+    /// Drafts are wanted, but the checkpoint has no MTP layer.
+    NoMtpLayers {
+        /// The drafts wanted.
+        num_speculative_tokens: usize,
+    },
+    /// More drafts are wanted than the engine allows.
+    TooManyDrafts {
+        /// The drafts wanted.
+        num_speculative_tokens: usize,
+    },
+    /// A draft step failed.
+    Draft(DraftError),
+    /// A draft's token could not be chosen.
+    Sampler(SamplerError),
+}
+
+impl fmt::Display for SpecDecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoMtpLayers { num_speculative_tokens } => write!(
+                f,
+                "num_speculative_tokens is {num_speculative_tokens}, but the checkpoint has no \
+                 MTP layer to draft with; use 0"
+            ),
+            Self::TooManyDrafts { num_speculative_tokens } => write!(
+                f,
+                "num_speculative_tokens is {num_speculative_tokens}, the largest value is \
+                 {MAX_SPECULATIVE_TOKENS}"
+            ),
+            Self::Draft(error) => error.fmt(f),
+            Self::Sampler(error) => write!(f, "no draft could be chosen: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for SpecDecodeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::NoMtpLayers { .. } | Self::TooManyDrafts { .. } => None,
+            Self::Draft(error) => error.source(),
+            Self::Sampler(error) => Some(error),
+        }
+    }
+}
+
+impl From<DraftError> for SpecDecodeError {
+    fn from(error: DraftError) -> Self {
+        Self::Draft(error)
+    }
+}
+
+impl From<SamplerError> for SpecDecodeError {
+    fn from(error: SamplerError) -> Self {
+        Self::Sampler(error)
+    }
+}
+
+impl From<TchError> for SpecDecodeError {
+    fn from(error: TchError) -> Self {
+        Self::Draft(DraftError::Tensor(error))
+    }
+}
