@@ -1,0 +1,115 @@
+//! The engine as its clients see it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use engine_types::{ExecutorLimits, Request, RequestId};
+
+use crate::error::SubmitError;
+use crate::inbox::{Inbox, Phase, Submission};
+use crate::sink::EventSink;
+use crate::stats::EngineStats;
+
+/// Submits and aborts requests; cheap to clone. No method waits for a step.
+#[derive(Clone)]
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+}
+
+/// What handles and the engine thread share.
+pub(crate) struct Shared {
+    pub(crate) inbox: Inbox,
+    /// Written by the engine thread after each step.
+    pub(crate) stats: Mutex<EngineStats>,
+    limits: ExecutorLimits,
+    next_id: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(max_unfinished: usize, limits: ExecutorLimits) -> Self {
+        Self {
+            inbox: Inbox::new(max_unfinished),
+            stats: Mutex::default(),
+            limits,
+            next_id: AtomicU64::new(0),
+        }
+    }
+}
+
+impl EngineHandle {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// A new request id, never handed out before by this engine.
+    #[must_use]
+    pub fn next_request_id(&self) -> RequestId {
+        RequestId(self.shared.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Hands a request to the engine, whose events go to `sink`.
+    ///
+    /// # Errors
+    ///
+    /// If the request is not taken; `sink` is then dropped without an event.
+    pub fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<(), SubmitError> {
+        self.shared.inbox.submit(Submission { request, sink })
+    }
+
+    /// Asks for the end of a request, which then gets its `Finished` event before the next step.
+    ///
+    /// Returns whether the request was unfinished; an unknown or finished one changes nothing.
+    pub fn abort(&self, id: RequestId) -> bool {
+        self.shared.inbox.abort(id)
+    }
+
+    /// What the executor can do.
+    #[must_use]
+    pub fn limits(&self) -> ExecutorLimits {
+        self.shared.limits
+    }
+
+    /// A snapshot of the engine.
+    #[must_use]
+    pub fn stats(&self) -> EngineStats {
+        let stats = self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let phase = self.shared.inbox.phase();
+        EngineStats {
+            n_unfinished: self.shared.inbox.n_unfinished(),
+            is_alive: !matches!(phase, Phase::Stopped { .. }),
+            is_draining: matches!(phase, Phase::Draining | Phase::Aborting),
+            ..stats
+        }
+    }
+
+    /// Whether the engine thread runs.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        !matches!(self.shared.inbox.phase(), Phase::Stopped { .. })
+    }
+
+    /// Why the engine died, if it did.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        match self.shared.inbox.phase() {
+            Phase::Stopped { fault } => fault,
+            _ => None,
+        }
+    }
+
+    /// Takes no more requests and stops the engine once those it has are finished.
+    pub fn drain(&self) {
+        self.shared.inbox.shut_down(Phase::Draining);
+    }
+
+    /// Takes no more requests, aborts those the engine has and stops it.
+    pub fn shutdown(&self) {
+        self.shared.inbox.shut_down(Phase::Aborting);
+    }
+}
+
+impl std::fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineHandle").field("stats", &self.stats()).finish()
+    }
+}

@@ -1,0 +1,213 @@
+//! The loop of the engine thread.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, PoisonError};
+
+use engine_types::{
+    ExecutorError, FinishReason, RequestEvent, RequestId, SpecDecodeStats, StepExecutor,
+    StepOutcome, StepPlan, Usage,
+};
+use scheduler::Scheduler;
+
+use crate::handle::Shared;
+use crate::inbox::{Commands, Phase, Submission};
+use crate::sink::{Delivery, EventSink};
+use crate::stats::EngineStats;
+
+/// A request that has not got its `Finished` yet.
+struct Client {
+    sink: Box<dyn EventSink>,
+    /// What a `Finished` says that the scheduler cannot send any more.
+    usage: Usage,
+}
+
+/// The engine thread's state.
+pub(crate) struct Runner<X> {
+    executor: X,
+    scheduler: Scheduler,
+    shared: Arc<Shared>,
+    clients: HashMap<RequestId, Client>,
+    plan: StepPlan,
+    outcome: StepOutcome,
+    events: Vec<RequestEvent>,
+    commands: Commands,
+    n_steps: u64,
+    n_failed_steps: u64,
+}
+
+impl<X: StepExecutor> Runner<X> {
+    pub(crate) fn new(executor: X, scheduler: Scheduler, shared: Arc<Shared>) -> Self {
+        Self {
+            executor,
+            scheduler,
+            shared,
+            clients: HashMap::new(),
+            plan: StepPlan::default(),
+            outcome: StepOutcome::default(),
+            events: vec![],
+            commands: Commands::default(),
+            n_steps: 0,
+            n_failed_steps: 0,
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Runs until the engine is asked to stop or dies; then every request has its `Finished`.
+    pub(crate) fn run(mut self) {
+        let fault = match catch_unwind(AssertUnwindSafe(|| self.serve())) {
+            Ok(Ok(())) => None,
+            Ok(Err(fault)) => Some(fault),
+            Err(panic) => Some(format!("the engine thread panicked: {}", panic_message(&*panic))),
+        };
+        let unseen = self.shared.inbox.stop(fault.clone());
+        let reason = match fault {
+            Some(fault) => FinishReason::Failed(fault),
+            None => FinishReason::Aborted,
+        };
+        for submission in self.commands.submissions.drain(..).chain(unseen) {
+            let client = Client::new(&submission.request.prompt, submission.sink);
+            self.clients.insert(submission.request.id, client);
+        }
+        for (id, client) in self.clients.drain() {
+            client.finish(id, reason.clone());
+            self.shared.inbox.finished(id);
+        }
+    }
+
+    /// The loop; an error is why the engine cannot go on.
+    fn serve(&mut self) -> Result<(), String> {
+        loop {
+            self.publish_stats();
+            self.shared.inbox.take(self.clients.is_empty(), &mut self.commands);
+            self.obey();
+            match self.commands.phase {
+                Phase::Serving => {}
+                Phase::Draining if !self.clients.is_empty() => {}
+                Phase::Draining | Phase::Aborting | Phase::Stopped { .. } => return Ok(()),
+            }
+            if !self.clients.is_empty() {
+                self.step()?;
+            }
+        }
+    }
+
+    /// Passes the commands on to the scheduler.
+    fn obey(&mut self) {
+        while let Some(Submission { request, sink }) = self.commands.submissions.pop_front() {
+            let id = request.id;
+            let client = Client::new(&request.prompt, sink);
+            match self.scheduler.submit(request) {
+                Ok(()) => {
+                    self.clients.insert(id, client);
+                }
+                Err(error) => {
+                    client.finish(id, FinishReason::Failed(error.to_string()));
+                    self.shared.inbox.finished(id);
+                }
+            }
+        }
+        while let Some(id) = self.commands.aborts.pop() {
+            self.scheduler.abort(id, &mut self.events);
+        }
+        if self.commands.phase == Phase::Aborting {
+            for id in self.clients.keys() {
+                self.scheduler.abort(*id, &mut self.events);
+            }
+        }
+        self.deliver();
+    }
+
+    /// Plans, executes and applies one step.
+    fn step(&mut self) -> Result<(), String> {
+        self.scheduler.plan(&mut self.plan, &mut self.events);
+        self.deliver();
+        if self.plan.is_empty() {
+            return if self.clients.is_empty() {
+                Ok(())
+            } else {
+                Err("the scheduler found no work for its requests".to_owned())
+            };
+        }
+        self.n_steps += 1;
+        match self.executor.execute(&self.plan, &mut self.outcome) {
+            Ok(()) => self.scheduler.apply(&self.plan, &self.outcome, &mut self.events),
+            Err(ExecutorError::Step(message)) => {
+                self.n_failed_steps += 1;
+                self.scheduler.fail_step(&self.plan, &message, &mut self.events);
+            }
+            Err(fatal) => return Err(fatal.to_string()),
+        }
+        self.deliver();
+        Ok(())
+    }
+
+    /// Sends the events to their sinks and aborts requests whose sinks take no more.
+    fn deliver(&mut self) {
+        // An abort appends its `Finished` behind the events in hand.
+        let mut event_idx = 0;
+        while event_idx < self.events.len() {
+            let event = self.events[event_idx].clone();
+            event_idx += 1;
+            let id = event.request_id();
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            let is_last = matches!(event, RequestEvent::Finished { .. });
+            if let RequestEvent::Tokens(tokens) = &event {
+                client.usage.completion_tokens += count(tokens.tokens.len());
+            }
+            let delivery = client.sink.send(event);
+            if is_last {
+                self.clients.remove(&id);
+                self.shared.inbox.finished(id);
+            } else if delivery != Delivery::Ok {
+                self.scheduler.abort(id, &mut self.events);
+            }
+        }
+        self.events.clear();
+    }
+
+    fn publish_stats(&self) {
+        let stats = EngineStats {
+            scheduler: self.scheduler.stats(),
+            n_steps: self.n_steps,
+            n_failed_steps: self.n_failed_steps,
+            ..EngineStats::default()
+        };
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+}
+
+impl Client {
+    fn new(prompt: &[u32], sink: Box<dyn EventSink>) -> Self {
+        let usage = Usage { prompt_tokens: count(prompt.len()), completion_tokens: 0 };
+        Self { sink, usage }
+    }
+
+    /// Ends a request that the scheduler does not know or cannot be asked about any more.
+    fn finish(mut self, request_id: RequestId, reason: FinishReason) {
+        let spec_decode = SpecDecodeStats::default();
+        // Whether anyone still reads does not matter here.
+        let _ = self.sink.send(RequestEvent::Finished {
+            request_id,
+            reason,
+            usage: self.usage,
+            spec_decode,
+        });
+    }
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message")
+}

@@ -1,0 +1,123 @@
+//! Starting and ending the engine thread.
+
+use std::error::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+
+use engine_types::StepExecutor;
+use scheduler::{Scheduler, SchedulerConfig};
+
+use crate::error::SpawnError;
+use crate::handle::{EngineHandle, Shared};
+use crate::runner::Runner;
+
+/// How an engine runs.
+#[derive(Clone, Debug, Default)]
+pub struct EngineConfig {
+    /// How the scheduler decides.
+    ///
+    /// `max_queued_requests` counts from the engine's door: as many requests may be unfinished as
+    /// can run and wait together (`max_num_seqs + max_queued_requests`).
+    pub scheduler: SchedulerConfig,
+}
+
+/// Starts engines.
+#[derive(Debug)]
+pub struct Engine;
+
+impl Engine {
+    /// Starts an engine thread; `make_executor` runs on it, so the executor need not be `Send`.
+    ///
+    /// Returns when the executor is made.
+    ///
+    /// # Errors
+    ///
+    /// If the executor cannot be made or the scheduler refuses its configuration.
+    pub fn spawn<X, F, E>(
+        config: EngineConfig,
+        make_executor: F,
+    ) -> Result<(EngineHandle, EngineThread), SpawnError>
+    where
+        X: StepExecutor,
+        F: FnOnce() -> Result<X, E> + Send + 'static,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let (ready_sender, ready) = mpsc::sync_channel(1);
+        let run = move || {
+            let runner = match start(config, make_executor) {
+                Ok(runner) => runner,
+                Err(error) => {
+                    // The spawning thread waits for this and cannot have gone.
+                    let _ = ready_sender.send(Err(error));
+                    return;
+                }
+            };
+            let _ = ready_sender.send(Ok(Arc::clone(runner.shared())));
+            drop(ready_sender);
+            runner.run();
+        };
+        let thread = thread::Builder::new()
+            .name("engine".to_owned())
+            .spawn(run)
+            .map_err(SpawnError::Thread)?;
+        let shared = ready.recv().map_err(|_| SpawnError::Panicked)??;
+        let handle = EngineHandle::new(shared);
+        Ok((handle.clone(), EngineThread { handle, thread: Some(thread) }))
+    }
+}
+
+/// Makes the executor and the scheduler, on the engine thread.
+fn start<X, F, E>(config: EngineConfig, make_executor: F) -> Result<Runner<X>, SpawnError>
+where
+    X: StepExecutor,
+    F: FnOnce() -> Result<X, E>,
+    E: Into<Box<dyn Error + Send + Sync>>,
+{
+    let executor = catch_unwind(AssertUnwindSafe(make_executor))
+        .map_err(|_| SpawnError::Panicked)?
+        .map_err(|error| SpawnError::Executor(error.into()))?;
+    let limits = executor.limits();
+    let mut scheduler_config = config.scheduler;
+    let n_running = scheduler_config.max_num_seqs.min(limits.max_num_seqs) as usize;
+    let max_unfinished = n_running + scheduler_config.max_queued_requests as usize;
+    // Requests that could run at once wait in the scheduler's queue until the next step is
+    // planned; the door above has already counted them.
+    scheduler_config.max_queued_requests = u32::try_from(max_unfinished).unwrap_or(u32::MAX);
+    let scheduler = Scheduler::new(scheduler_config, limits).map_err(SpawnError::Scheduler)?;
+    Ok(Runner::new(executor, scheduler, Arc::new(Shared::new(max_unfinished, limits))))
+}
+
+/// Owns the engine thread: dropping it aborts what is unfinished and waits for the thread.
+#[derive(Debug)]
+pub struct EngineThread {
+    handle: EngineHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl EngineThread {
+    /// Takes no more requests, finishes those the engine has, and waits for that.
+    pub fn drain(self) {
+        self.handle.drain();
+        self.join();
+    }
+
+    /// Waits until the engine has stopped; something must have asked it to.
+    pub fn join(mut self) {
+        self.wait();
+    }
+
+    fn wait(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // Panics of the loop are caught inside and show as the engine's fault.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for EngineThread {
+    fn drop(&mut self) {
+        self.handle.shutdown();
+        self.wait();
+    }
+}
