@@ -4,6 +4,7 @@ use std::fmt;
 
 use attention_backends::DeviceLayout;
 use tch::{TchError, Tensor};
+use torch_ext::TensorError;
 
 /// One draft step's input. Row `t` is one token at position `layout.positions[t]`.
 #[derive(Debug)]
@@ -49,7 +50,7 @@ pub trait DraftModel {
 #[non_exhaustive]
 pub enum DraftError {
     /// A tensor operation failed.
-    Tensor(TchError),
+    Tensor(TensorError),
     /// The model refused; the text says why.
     Model(String),
 }
@@ -57,7 +58,7 @@ pub enum DraftError {
 impl fmt::Display for DraftError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tensor(error) => write!(f, "a tensor operation of a draft step failed: {error}"),
+            Self::Tensor(error) => write!(f, "a draft step failed: {error}"),
             Self::Model(message) => write!(f, "a draft step failed: {message}"),
         }
     }
@@ -72,8 +73,14 @@ impl std::error::Error for DraftError {
     }
 }
 
+impl From<TensorError> for DraftError {
+    fn from(error: TensorError) -> Self {
+        Self::Tensor(error)
+    }
+}
+
 impl From<TchError> for DraftError {
     fn from(error: TchError) -> Self {
-        Self::Tensor(error)
+        Self::Tensor(error.into())
     }
 }

@@ -71,6 +71,6 @@ impl From<SamplerError> for SpecDecodeError {
 
 impl From<TchError> for SpecDecodeError {
     fn from(error: TchError) -> Self {
-        Self::Draft(DraftError::Tensor(error))
+        Self::Draft(error.into())
     }
 }
