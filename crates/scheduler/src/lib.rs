@@ -1,1 +1,73 @@
 //! Admission, chunked prefill, preemption and acceptance bookkeeping.
+//!
+//! **Owns** the requests between submission and their last event: who runs, which tokens a step
+//! queries, which blocks each request holds, where a request ends. **Must not know** logits,
+//! tensors, text, threads or time.
+//!
+//! Invariants:
+//! * A plan is a pure function of the commands and outcomes so far \[INV-1].
+//! * Outcome rows are joined to requests by id \[INV-3].
+//! * After a sampling row exactly one token of the request has no KV \[INV-5], and every row
+//!   queries a known token \[INV-6].
+//! * `plan` allocates nothing once its buffers have grown \[INV-8]; `apply` allocates only the
+//!   tokens of the events that it hands out.
+//! * At most `max_num_seqs + max_queued_requests` requests are unfinished \[INV-9].
+//! * What is streamed, counted and kept is what [`commit`] returns \[INV-10].
+//!
+//! # Example
+//!
+//! One request, prefilled in one step and ended by its second token:
+//!
+//! ```
+//! use engine_types::*;
+//! use scheduler::{Scheduler, SchedulerConfig};
+//!
+//! let limits = ExecutorLimits {
+//!     block_size: 4, num_blocks: 8, max_model_len: 32, max_num_seqs: 2,
+//!     max_num_batched_tokens: 16, max_num_speculative_tokens: 0, n_lookahead_max: 0,
+//!     vocab_size: 100,
+//! };
+//! let mut scheduler = Scheduler::new(SchedulerConfig::default(), limits)?;
+//! let params = SamplingParams {
+//!     max_tokens: 2,
+//!     ignore_eos: false,
+//!     stop_token_ids: vec![],
+//!     stop_sequences: vec![],
+//!     num_speculative_tokens: None,
+//! };
+//! scheduler.submit(Request { id: RequestId(1), prompt: vec![5, 6], params })?;
+//!
+//! let (mut plan, mut outcome, mut events) = (StepPlan::default(), StepOutcome::default(), vec![]);
+//! for token in [7, 8] {
+//!     scheduler.plan(&mut plan, &mut events);
+//!     outcome.clear();
+//!     outcome.push_row(plan.rows()[0].request_id, &[token], 0, &[]);
+//!     scheduler.apply(&plan, &outcome, &mut events);
+//! }
+//! assert_eq!(events.len(), 3);
+//! let Some(RequestEvent::Finished { reason, .. }) = events.last() else { unreachable!() };
+//! assert_eq!(*reason, FinishReason::MaxTokens);
+//! assert_eq!(scheduler.stats().blocks.n_used, 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod apply;
+mod commit;
+mod config;
+mod entries;
+mod entry;
+mod error;
+mod plan;
+mod scheduler;
+mod stats;
+mod submit;
+
+#[cfg(test)]
+mod tests;
+
+pub use commit::{Commit, EndRules, commit};
+pub use config::SchedulerConfig;
+pub use error::{ConfigError, SubmitError};
+pub use scheduler::Scheduler;
+pub use stats::SchedulerStats;
+pub use submit::RequestRules;

@@ -1,0 +1,26 @@
+//! The blocks that hold one request's tokens.
+
+use engine_types::BlockId;
+
+/// One request's blocks: position `p` lies in block `blocks()[p / block_size]`.
+///
+/// Only a [`BlockPool`](crate::BlockPool) changes a table. Dropping a table that still holds blocks
+/// leaks them, which `check_invariants` reports.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct BlockTable {
+    pub(crate) blocks: Vec<BlockId>,
+}
+
+impl BlockTable {
+    /// The blocks, in the order of the positions.
+    #[must_use]
+    pub fn blocks(&self) -> &[BlockId] {
+        &self.blocks
+    }
+
+    /// How many blocks the table holds.
+    #[must_use]
+    pub fn n_blocks(&self) -> u32 {
+        u32::try_from(self.blocks.len()).expect("block ids are u32")
+    }
+}

@@ -1,0 +1,69 @@
+//! Configuration, validated once.
+
+use engine_types::{ExecutorLimits, MAX_SPECULATIVE_TOKENS, TokenId};
+
+use crate::error::ConfigError;
+
+/// How the scheduler decides.
+///
+/// Where the executor's own limit on sequences or batched tokens is lower, that limit holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// Largest number of requests that run at once, at least 1.
+    pub max_num_seqs: u32,
+    /// Largest number of tokens that a step queries, at least 1.
+    pub max_num_batched_tokens: u32,
+    /// How many requests may be unfinished beyond `max_num_seqs`.
+    pub max_queued_requests: u32,
+    /// Drafts a step and request, 0 to 8; 0 turns drafting off. It is this number everywhere,
+    /// never the width of the verify window.
+    pub num_speculative_tokens: u32,
+    /// The ids that end a request unless it ignores them.
+    pub eos_token_ids: Vec<TokenId>,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            max_num_seqs: 256,
+            max_num_batched_tokens: 8192,
+            max_queued_requests: 1024,
+            num_speculative_tokens: 0,
+            eos_token_ids: vec![],
+        }
+    }
+}
+
+impl SchedulerConfig {
+    /// Checks the configuration against the executor and merges their limits.
+    pub(crate) fn validated(mut self, limits: &ExecutorLimits) -> Result<Self, ConfigError> {
+        let positive = [
+            ("max_num_seqs", self.max_num_seqs),
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("limits.block_size", limits.block_size),
+            ("limits.num_blocks", limits.num_blocks),
+            ("limits.max_num_seqs", limits.max_num_seqs),
+            ("limits.max_num_batched_tokens", limits.max_num_batched_tokens),
+            ("limits.vocab_size", limits.vocab_size),
+        ];
+        if let Some((field, _)) = positive.into_iter().find(|(_, value)| *value == 0) {
+            return Err(ConfigError::Zero { field });
+        }
+        if limits.max_model_len < 2 {
+            return Err(ConfigError::ModelTooShort { max_model_len: limits.max_model_len });
+        }
+        let engine_max = u32::try_from(MAX_SPECULATIVE_TOKENS).expect("a small constant");
+        let max = limits.max_num_speculative_tokens.min(engine_max);
+        if self.num_speculative_tokens > max {
+            let value = self.num_speculative_tokens;
+            return Err(ConfigError::TooManySpeculativeTokens { value, max });
+        }
+        if let Some(&id) = self.eos_token_ids.iter().find(|id| **id >= limits.vocab_size) {
+            return Err(ConfigError::EosOutsideVocab { id, vocab_size: limits.vocab_size });
+        }
+        self.max_num_seqs = self.max_num_seqs.min(limits.max_num_seqs);
+        self.max_num_batched_tokens =
+            self.max_num_batched_tokens.min(limits.max_num_batched_tokens);
+        Ok(self)
+    }
+}

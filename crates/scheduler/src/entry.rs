@@ -1,0 +1,102 @@
+//! One unfinished request.
+
+use engine_types::{
+    FinishReason, MAX_SPECULATIVE_TOKENS, Request, RequestEvent, RequestId, SamplingParams,
+    SpecDecodeStats, TokenId, Usage,
+};
+use kv_block_manager::BlockTable;
+
+/// What the scheduler keeps of a request. Its tokens are committed ones only, never drafts.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) id: RequestId,
+    pub(crate) params: SamplingParams,
+    /// Drafts a step for this request.
+    pub(crate) k: u32,
+    /// The prompt, then what was generated.
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) n_prompt: u32,
+    /// Tokens, from the front, whose KV is valid.
+    pub(crate) n_computed: u32,
+    pub(crate) table: BlockTable,
+    pub(crate) is_running: bool,
+    /// Whether it lost its blocks and has not got them back.
+    pub(crate) is_preempted: bool,
+    pub(crate) spec_decode: SpecDecodeStats,
+    /// The outcome's row for it, while an outcome is applied.
+    pub(crate) outcome_row: Option<usize>,
+    drafts: [TokenId; MAX_SPECULATIVE_TOKENS],
+    n_drafts: usize,
+}
+
+impl Entry {
+    pub(crate) fn new(request: Request, num_speculative_tokens: u32) -> Self {
+        Self {
+            id: request.id,
+            k: request.params.num_speculative_tokens.unwrap_or(num_speculative_tokens),
+            params: request.params,
+            n_prompt: to_u32(request.prompt.len()),
+            tokens: request.prompt,
+            n_computed: 0,
+            table: BlockTable::default(),
+            is_running: false,
+            is_preempted: false,
+            spec_decode: SpecDecodeStats::default(),
+            outcome_row: None,
+            drafts: [0; MAX_SPECULATIVE_TOKENS],
+            n_drafts: 0,
+        }
+    }
+
+    /// Committed tokens, prompt included.
+    pub(crate) fn n_tokens(&self) -> u32 {
+        to_u32(self.tokens.len())
+    }
+
+    /// Tokens without KV, at least 1.
+    pub(crate) fn n_pending(&self) -> u32 {
+        self.n_tokens() - self.n_computed
+    }
+
+    pub(crate) fn generated(&self) -> &[TokenId] {
+        &self.tokens[self.n_prompt as usize..]
+    }
+
+    /// The proposals to verify next.
+    pub(crate) fn drafts(&self) -> &[TokenId] {
+        &self.drafts[..self.n_drafts]
+    }
+
+    pub(crate) fn set_drafts(&mut self, drafts: &[TokenId]) {
+        self.n_drafts = drafts.len();
+        self.drafts[..drafts.len()].copy_from_slice(drafts);
+    }
+
+    /// Drafts to propose after a step that computes up to `n_written` tokens, such that no
+    /// position outside the model is written; 0 if the step's first token is surely the last.
+    pub(crate) fn n_propose(&self, n_written: u32, max_model_len: u32) -> u32 {
+        let n_generated = self.n_tokens() - self.n_prompt + 1;
+        if n_generated >= self.params.max_tokens || self.n_tokens() + 1 >= max_model_len {
+            return 0;
+        }
+        self.k.min(max_model_len + 1 - n_written)
+    }
+
+    /// The last event of this request.
+    pub(crate) fn finished(&self, reason: FinishReason) -> RequestEvent {
+        RequestEvent::Finished {
+            request_id: self.id,
+            reason,
+            usage: Usage {
+                prompt_tokens: self.n_prompt,
+                completion_tokens: self.n_tokens() - self.n_prompt,
+            },
+            spec_decode: self.spec_decode,
+        }
+    }
+}
+
+/// Token counts are below `max_model_len`, a `u32`.
+pub(crate) fn to_u32(n: usize) -> u32 {
+    u32::try_from(n).expect("a request's tokens are counted in u32")
+}

@@ -1,0 +1,31 @@
+//! Counts.
+
+use engine_types::SpecDecodeStats;
+use kv_block_manager::PoolStats;
+
+/// A snapshot of a scheduler; counts without another word are totals since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerStats {
+    /// Requests that hold KV blocks now.
+    pub n_running: usize,
+    /// Requests that wait now, preempted ones included.
+    pub n_waiting: usize,
+    /// Times that a request lost its blocks to another.
+    pub n_preemptions: u64,
+    /// Requests that ended, for whatever reason.
+    pub n_finished: u64,
+    /// KV blocks now.
+    pub blocks: PoolStats,
+    /// Prompt tokens of accepted requests.
+    pub n_prompt_tokens: u64,
+    /// Tokens committed.
+    pub n_generated_tokens: u64,
+    /// What drafting did, over all requests.
+    pub spec_decode: SpecDecodeStats,
+    /// Steps planned that only continued outputs.
+    pub n_decode_steps: u64,
+    /// Steps planned that only read prompts (or recomputed after a preemption).
+    pub n_prefill_steps: u64,
+    /// Steps planned that did both.
+    pub n_mixed_steps: u64,
+}
