@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use engine_types::{ExecutorLimits, Request, RequestId};
+use scheduler::RequestRules;
 
 use crate::error::SubmitError;
 use crate::inbox::{Inbox, Phase, Submission};
@@ -21,16 +22,16 @@ pub(crate) struct Shared {
     pub(crate) inbox: Inbox,
     /// Written by the engine thread after each step.
     pub(crate) stats: Mutex<EngineStats>,
-    limits: ExecutorLimits,
+    rules: RequestRules,
     next_id: AtomicU64,
 }
 
 impl Shared {
-    pub(crate) fn new(max_unfinished: usize, limits: ExecutorLimits) -> Self {
+    pub(crate) fn new(max_unfinished: usize, rules: RequestRules) -> Self {
         Self {
             inbox: Inbox::new(max_unfinished),
             stats: Mutex::default(),
-            limits,
+            rules,
             next_id: AtomicU64::new(0),
         }
     }
@@ -53,6 +54,7 @@ impl EngineHandle {
     ///
     /// If the request is not taken; `sink` is then dropped without an event.
     pub fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<(), SubmitError> {
+        self.shared.rules.check(&request).map_err(SubmitError::Invalid)?;
         self.shared.inbox.submit(Submission { request, sink })
     }
 
@@ -66,7 +68,13 @@ impl EngineHandle {
     /// What the executor can do.
     #[must_use]
     pub fn limits(&self) -> ExecutorLimits {
-        self.shared.limits
+        self.shared.rules.limits
+    }
+
+    /// What each request must keep to, whatever the load.
+    #[must_use]
+    pub fn request_rules(&self) -> RequestRules {
+        self.shared.rules
     }
 
     /// A snapshot of the engine.

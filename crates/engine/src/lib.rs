@@ -75,9 +75,6 @@ mod sink;
 mod spawn;
 mod stats;
 
-#[cfg(test)]
-mod tests;
-
 pub use error::{SpawnError, SubmitError};
 pub use handle::EngineHandle;
 pub use sink::{ChannelSink, Delivery, EventSink, Events, channel};

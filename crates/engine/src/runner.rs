@@ -124,10 +124,12 @@ impl<X: StepExecutor> Runner<X> {
 
     /// Plans, executes and applies one step.
     fn step(&mut self) -> Result<(), String> {
-        self.scheduler.plan(&mut self.plan, &mut self.events);
+        let has_work = self.scheduler.plan(&mut self.plan, &mut self.events);
+        let has_ended_some = !self.events.is_empty();
         self.deliver();
-        if self.plan.is_empty() {
-            return if self.clients.is_empty() {
+        if !has_work {
+            // Going round without progress would keep a core busy for ever.
+            return if has_ended_some {
                 Ok(())
             } else {
                 Err("the scheduler found no work for its requests".to_owned())

@@ -15,10 +15,7 @@ use crate::runner::Runner;
 /// How an engine runs.
 #[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
-    /// How the scheduler decides.
-    ///
-    /// `max_queued_requests` counts from the engine's door: as many requests may be unfinished as
-    /// can run and wait together (`max_num_seqs + max_queued_requests`).
+    /// How the scheduler decides, and how many requests may be unfinished at once.
     pub scheduler: SchedulerConfig,
 }
 
@@ -78,14 +75,12 @@ where
         .map_err(|_| SpawnError::Panicked)?
         .map_err(|error| SpawnError::Executor(error.into()))?;
     let limits = executor.limits();
-    let mut scheduler_config = config.scheduler;
-    let n_running = scheduler_config.max_num_seqs.min(limits.max_num_seqs) as usize;
-    let max_unfinished = n_running + scheduler_config.max_queued_requests as usize;
-    // Requests that could run at once wait in the scheduler's queue until the next step is
-    // planned; the door above has already counted them.
-    scheduler_config.max_queued_requests = u32::try_from(max_unfinished).unwrap_or(u32::MAX);
-    let scheduler = Scheduler::new(scheduler_config, limits).map_err(SpawnError::Scheduler)?;
-    Ok(Runner::new(executor, scheduler, Arc::new(Shared::new(max_unfinished, limits))))
+    // The scheduler counts in the same way; counted here, a refusal need not wait for a step.
+    let n_running = config.scheduler.max_num_seqs.min(limits.max_num_seqs) as usize;
+    let max_unfinished = n_running + config.scheduler.max_queued_requests as usize;
+    let scheduler = Scheduler::new(config.scheduler, limits).map_err(SpawnError::Scheduler)?;
+    let shared = Shared::new(max_unfinished, scheduler.request_rules());
+    Ok(Runner::new(executor, scheduler, Arc::new(shared)))
 }
 
 /// Owns the engine thread: dropping it aborts what is unfinished and waits for the thread.

@@ -1,0 +1,82 @@
+//! Domain values to proto messages.
+
+use engine::EngineHandle;
+use engine_types::{FinishReason, MAX_SPECULATIVE_TOKENS, SpecDecodeStats, Usage};
+use grpc_api::control::v1::GetStatsResponse;
+use grpc_api::inference::v1 as pb;
+
+/// How an output ended, apart from failures.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct End {
+    pub(crate) reason: pb::FinishReason,
+    pub(crate) matched_token_id: Option<u32>,
+    pub(crate) matched_stop_sequence: Option<u32>,
+}
+
+/// The proto form of a finish reason; `Err` holds the text of a failure.
+pub(crate) fn end(reason: FinishReason) -> Result<End, String> {
+    let plain = |reason| Ok(End { reason, ..End::default() });
+    match reason {
+        FinishReason::Eos(id) => {
+            Ok(End { reason: pb::FinishReason::Eos, matched_token_id: Some(id), ..End::default() })
+        }
+        FinishReason::StopToken(id) => Ok(End {
+            reason: pb::FinishReason::StopToken,
+            matched_token_id: Some(id),
+            ..End::default()
+        }),
+        FinishReason::StopSequence(index) => Ok(End {
+            reason: pb::FinishReason::StopSequence,
+            matched_stop_sequence: u32::try_from(index).ok(),
+            ..End::default()
+        }),
+        FinishReason::MaxTokens => plain(pb::FinishReason::MaxTokens),
+        FinishReason::ModelLength => plain(pb::FinishReason::ModelLength),
+        FinishReason::OutOfBlocks => plain(pb::FinishReason::OutOfBlocks),
+        FinishReason::Aborted => plain(pb::FinishReason::Aborted),
+        FinishReason::Failed(message) => Err(message),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+pub(crate) fn usage(usage: Usage) -> pb::Usage {
+    pb::Usage { prompt_tokens: usage.prompt_tokens, completion_tokens: usage.completion_tokens }
+}
+
+/// Statistics up to the deepest position that was drafted.
+pub(crate) fn speculation(stats: &SpecDecodeStats) -> pb::SpeculationStats {
+    let drafted = &stats.drafted_per_position;
+    let depth = (0..MAX_SPECULATIVE_TOKENS).rev().find(|i| drafted[*i] > 0).map_or(0, |i| i + 1);
+    let n_bins = if depth == 0 { 0 } else { depth + 1 };
+    pb::SpeculationStats {
+        verify_steps: stats.n_verify_steps,
+        draft_tokens: stats.n_draft_tokens,
+        accepted_tokens: stats.n_accepted_tokens,
+        drafted_per_position: drafted[..depth].to_vec(),
+        accepted_per_position: stats.accepted_per_position[..depth].to_vec(),
+        accepted_histogram: stats.histogram[..n_bins].to_vec(),
+        acceptance_length: stats.acceptance_length(),
+    }
+}
+
+/// Load and totals of an engine.
+pub(crate) fn stats(engine: &EngineHandle) -> GetStatsResponse {
+    let stats = engine.stats();
+    let scheduler = &stats.scheduler;
+    // Requests that the engine thread has not looked at yet wait as well.
+    let n_waiting = stats.n_unfinished.saturating_sub(scheduler.n_running);
+    GetStatsResponse {
+        alive: stats.is_alive,
+        running_requests: u32::try_from(scheduler.n_running).unwrap_or(u32::MAX),
+        waiting_requests: u32::try_from(n_waiting).unwrap_or(u32::MAX),
+        used_blocks: scheduler.blocks.n_used,
+        total_blocks: engine.limits().num_blocks,
+        steps: stats.n_steps,
+        failed_steps: stats.n_failed_steps,
+        finished_requests: scheduler.n_finished,
+        prompt_tokens: scheduler.n_prompt_tokens,
+        completion_tokens: scheduler.n_generated_tokens,
+        preemptions: scheduler.n_preemptions,
+        speculation: Some(speculation(&scheduler.spec_decode)),
+    }
+}

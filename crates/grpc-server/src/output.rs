@@ -1,0 +1,122 @@
+//! A request's output on its way from the engine thread to a call.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+use engine::{Delivery, EngineHandle, EventSink};
+use engine_types::{FinishReason, RequestEvent, RequestId, SpecDecodeStats, TokensEvent, Usage};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, Sleep};
+use tonic::Status;
+
+use crate::status;
+
+/// The content of a request's last event.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) reason: FinishReason,
+    pub(crate) usage: Usage,
+    pub(crate) spec_decode: SpecDecodeStats,
+}
+
+/// The engine's end: bounded room for steps, and room of its own for the end.
+pub(crate) struct Sink {
+    steps: mpsc::Sender<TokensEvent>,
+    finished: Option<oneshot::Sender<Box<Finished>>>,
+    overflowed: Arc<AtomicBool>,
+}
+
+impl EventSink for Sink {
+    fn send(&mut self, event: RequestEvent) -> Delivery {
+        match event {
+            RequestEvent::Tokens(step) => match self.steps.try_send(step) {
+                Ok(()) => Delivery::Ok,
+                Err(mpsc::error::TrySendError::Closed(_)) => Delivery::Closed,
+                Err(mpsc::error::TrySendError::Full(_)) => {
+                    self.overflowed.store(true, Ordering::Release);
+                    Delivery::Full
+                }
+            },
+            RequestEvent::Finished { reason, usage, spec_decode, .. } => {
+                let finished = Box::new(Finished { reason, usage, spec_decode });
+                match self.finished.take().map(|sender| sender.send(finished)) {
+                    Some(Ok(())) => Delivery::Ok,
+                    _ => Delivery::Closed,
+                }
+            }
+            _ => Delivery::Ok,
+        }
+    }
+}
+
+/// The call's end. Dropping it aborts the request; a finished one is past that.
+pub(crate) struct Output {
+    pub(crate) id: RequestId,
+    engine: EngineHandle,
+    steps: mpsc::Receiver<TokensEvent>,
+    finished: oneshot::Receiver<Box<Finished>>,
+    overflowed: Arc<AtomicBool>,
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+/// What an [`Output`] yields.
+pub(crate) enum Event {
+    Step(TokensEvent),
+    Finished(Box<Finished>),
+}
+
+impl Output {
+    /// Both ends for the request `id`; `max_buffered_steps` may wait for the reader.
+    pub(crate) fn new(
+        engine: EngineHandle,
+        id: RequestId,
+        max_buffered_steps: usize,
+        deadline: Option<Instant>,
+    ) -> (Sink, Self) {
+        let (step_sender, steps) = mpsc::channel(max_buffered_steps);
+        let (finished_sender, finished) = oneshot::channel();
+        let overflowed = Arc::new(AtomicBool::new(false));
+        let sink = Sink {
+            steps: step_sender,
+            finished: Some(finished_sender),
+            overflowed: Arc::clone(&overflowed),
+        };
+        let deadline = deadline.map(|at| Box::pin(tokio::time::sleep_until(at)));
+        (sink, Self { id, engine, steps, finished, overflowed, deadline })
+    }
+
+    /// The next event; an error ends the call.
+    pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, Status>> {
+        if let Some(deadline) = &mut self.deadline
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Err(status::deadline_exceeded()));
+        }
+        if let Some(step) = ready!(self.steps.poll_recv(cx)) {
+            return Poll::Ready(Ok(Event::Step(step)));
+        }
+        // The engine drops the sink after the last event, so this is ready as well.
+        let Ok(finished) = ready!(Pin::new(&mut self.finished).poll(cx)) else {
+            return Poll::Ready(Err(status::internal("the request ended without a reason")));
+        };
+        if self.overflowed.load(Ordering::Acquire) {
+            return Poll::Ready(Err(status::slow_reader(self.steps.max_capacity())));
+        }
+        if let FinishReason::Failed(message) = &finished.reason {
+            return Poll::Ready(Err(status::failed(message, self.engine.fault())));
+        }
+        Poll::Ready(Ok(Event::Finished(finished)))
+    }
+
+    pub(crate) async fn next(&mut self) -> Result<Event, Status> {
+        std::future::poll_fn(|cx| self.poll_event(cx)).await
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        self.engine.abort(self.id);
+    }
+}

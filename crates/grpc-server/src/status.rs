@@ -1,0 +1,77 @@
+//! Errors to status codes with `google.rpc` details.
+
+use std::time::Duration;
+
+use engine::SubmitError;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
+
+const DOMAIN: &str = "tandem";
+
+fn with_reason(code: Code, reason: &str, message: &str) -> Status {
+    let mut details = ErrorDetails::new();
+    details.set_error_info(reason, DOMAIN, [] as [(String, String); 0]);
+    Status::with_error_details(code, message, details)
+}
+
+/// INVALID_ARGUMENT with each field's fault.
+pub(crate) fn invalid_argument(violations: Vec<FieldViolation>) -> Status {
+    let message = violations
+        .iter()
+        .map(|violation| format!("{}: {}", violation.field, violation.description))
+        .collect::<Vec<_>>()
+        .join("; ");
+    let mut details = ErrorDetails::with_bad_request(violations);
+    details.set_error_info("INVALID_REQUEST", DOMAIN, [] as [(String, String); 0]);
+    Status::with_error_details(Code::InvalidArgument, message, details)
+}
+
+/// Why the engine did not take a request.
+pub(crate) fn refused(error: &SubmitError) -> Status {
+    let message = error.to_string();
+    match error {
+        SubmitError::QueueFull { .. } => {
+            let mut details = ErrorDetails::with_retry_info(Some(Duration::from_secs(1)));
+            details.add_quota_failure_violation("queue", message.clone());
+            details.set_error_info("QUEUE_FULL", DOMAIN, [] as [(String, String); 0]);
+            Status::with_error_details(Code::ResourceExhausted, message, details)
+        }
+        SubmitError::ShuttingDown => with_reason(Code::Unavailable, "DRAINING", &message),
+        SubmitError::Dead(_) => with_reason(Code::Unavailable, "ENGINE_DEAD", &message),
+        SubmitError::Invalid(_) => invalid_argument(vec![FieldViolation::new("prompt", message)]),
+        _ => with_reason(Code::Internal, "INTERNAL", &message),
+    }
+}
+
+/// A request that was taken and failed.
+pub(crate) fn failed(message: &str, engine_fault: Option<String>) -> Status {
+    match engine_fault {
+        Some(fault) => refused(&SubmitError::Dead(fault)),
+        None => with_reason(Code::Internal, "STEP_FAILED", message),
+    }
+}
+
+/// The reader of a stream fell too far behind.
+pub(crate) fn slow_reader(n_steps: usize) -> Status {
+    let message = format!("the stream was read too slowly: {n_steps} steps were waiting");
+    with_reason(Code::ResourceExhausted, "SLOW_READER", &message)
+}
+
+/// The call's `grpc-timeout` passed.
+pub(crate) fn deadline_exceeded() -> Status {
+    with_reason(Code::DeadlineExceeded, "DEADLINE_EXCEEDED", "the call's grpc-timeout passed")
+}
+
+/// AbortRequest named no unfinished request.
+pub(crate) fn unknown_request(id: u64) -> Status {
+    with_reason(
+        Code::NotFound,
+        "UNKNOWN_REQUEST",
+        &format!("request {id} is unknown or has finished"),
+    )
+}
+
+/// A task of the server itself failed.
+pub(crate) fn internal(message: &str) -> Status {
+    with_reason(Code::Internal, "INTERNAL", message)
+}
