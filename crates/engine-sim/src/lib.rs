@@ -1,1 +1,35 @@
 //! Hash language model, workloads and checkers that run the control plane without tensors.
+//!
+//! **Owns** an executor whose text depends on every KV slot that a request should read, seeded
+//! workloads, a serial oracle, and the checks that hold after each step. **Must not know** tensors,
+//! threads or time. It is a development tool: no other crate depends on it.
+//!
+//! Invariants:
+//! * A run is a function of its seed.
+//! * The executor reads and writes KV through the plan's block tables alone \[INV-2], and poisons
+//!   what no reader may rely on \[INV-4].
+//! * The oracle shares the model's hash with the executor and nothing with the scheduler.
+//!
+//! # Example
+//!
+//! ```
+//! let summary = engine_sim::run_seeds(0..3);
+//! assert_eq!(summary.n_seeds, 3);
+//! assert!(summary.n_tokens > 0);
+//! ```
+
+mod checks;
+mod executor;
+mod model;
+mod oracle;
+mod rng;
+mod run;
+mod workload;
+
+#[cfg(test)]
+mod tests;
+
+pub use executor::HashExecutor;
+pub use oracle::{Expected, serial};
+pub use rng::Rng;
+pub use run::{Summary, run_seed, run_seeds};

@@ -1,0 +1,88 @@
+//! What must hold of the events of a run.
+
+use std::collections::BTreeMap;
+
+use engine_types::{FinishReason, Request, RequestEvent, RequestId, SpecDecodeStats, TokenId};
+
+use crate::oracle::Expected;
+
+/// An accepted request and what came of it so far.
+#[derive(Debug)]
+struct Client {
+    n_prompt: usize,
+    expected: Expected,
+    tokens: Vec<TokenId>,
+    spec_decode: SpecDecodeStats,
+    reason: Option<FinishReason>,
+}
+
+/// Reads the events of all requests.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    clients: BTreeMap<RequestId, Client>,
+    pub(crate) spec_decode: SpecDecodeStats,
+    pub(crate) n_tokens: u64,
+    pub(crate) n_prompt_tokens: u64,
+}
+
+impl Ledger {
+    pub(crate) fn accept(&mut self, request: &Request, expected: Expected) {
+        let client = Client {
+            n_prompt: request.prompt.len(),
+            expected,
+            tokens: vec![],
+            spec_decode: SpecDecodeStats::default(),
+            reason: None,
+        };
+        self.n_prompt_tokens += request.prompt.len() as u64;
+        assert!(self.clients.insert(request.id, client).is_none());
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.clients.len()
+    }
+
+    pub(crate) fn n_unfinished(&self) -> usize {
+        self.clients.values().filter(|client| client.reason.is_none()).count()
+    }
+
+    pub(crate) fn is_unfinished(&self, id: RequestId) -> bool {
+        self.clients.get(&id).is_some_and(|client| client.reason.is_none())
+    }
+
+    /// Reads and empties `events`.
+    pub(crate) fn read(&mut self, events: &mut Vec<RequestEvent>) {
+        for event in events.drain(..) {
+            let id = event.request_id();
+            let client = self.clients.get_mut(&id).expect("only accepted requests have events");
+            assert!(client.reason.is_none(), "{id}: an event after the last one");
+            match event {
+                RequestEvent::Tokens(event) => {
+                    let n_accepted = event.n_accepted as usize;
+                    assert_eq!(n_accepted, event.tokens.len() - 1, "{id}: run and count");
+                    assert_eq!(event.tokens[..n_accepted], event.drafts[..n_accepted]);
+                    client.spec_decode.record_step(event.drafts.len(), n_accepted);
+                    self.spec_decode.record_step(event.drafts.len(), n_accepted);
+                    self.n_tokens += event.tokens.len() as u64;
+                    client.tokens.extend(event.tokens);
+                    let expected = &client.expected.tokens;
+                    assert!(expected.starts_with(&client.tokens), "{id}: the text differs");
+                }
+                RequestEvent::Finished { reason, usage, spec_decode, .. } => {
+                    assert_eq!(usage.prompt_tokens as usize, client.n_prompt);
+                    assert_eq!(usage.completion_tokens as usize, client.tokens.len(), "{id}");
+                    assert_eq!(spec_decode, client.spec_decode, "{id}: drafting counts");
+                    match reason {
+                        FinishReason::Aborted | FinishReason::Failed(_) => {}
+                        _ => {
+                            assert_eq!(client.tokens, client.expected.tokens, "{id}: ends early");
+                            assert_eq!(reason, client.expected.reason, "{id}: wrong reason");
+                        }
+                    }
+                    client.reason = Some(reason);
+                }
+                event => panic!("an unknown event: {event:?}"),
+            }
+        }
+    }
+}

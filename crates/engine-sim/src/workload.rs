@@ -1,0 +1,97 @@
+//! Workloads of a seed.
+
+use engine_types::{ExecutorLimits, Request, RequestId, SamplingParams, TokenId};
+use scheduler::SchedulerConfig;
+
+use crate::rng::Rng;
+
+/// A request and what happens to it from outside.
+#[derive(Clone, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) request: Request,
+    /// The step before which it is submitted.
+    pub(crate) step: u64,
+    /// The step at which it is aborted, and whether while that step runs.
+    pub(crate) abort: Option<(u64, bool)>,
+}
+
+/// All that a seed decides.
+#[derive(Clone, Debug)]
+pub(crate) struct Workload {
+    pub(crate) config: SchedulerConfig,
+    pub(crate) limits: ExecutorLimits,
+    pub(crate) arrivals: Vec<Arrival>,
+    pub(crate) draft_accuracy_percent: u32,
+    pub(crate) failure_percent: u32,
+}
+
+impl Workload {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let block_size = rng.pick(&[1, 2, 3, 4, 4, 8, 16, 64]);
+        let num_blocks = if rng.chance(50) { rng.between(4, 12) } else { rng.between(12, 96) };
+        let k = rng.between(0, 8);
+        let limits = ExecutorLimits {
+            block_size,
+            num_blocks,
+            max_model_len: rng.between(8, 200),
+            max_num_seqs: rng.between(1, 12),
+            max_num_batched_tokens: rng.pick(&[1, 5, 16, 64, 70, 130, 200, 512]),
+            max_num_speculative_tokens: rng.between(k, 8),
+            n_lookahead_max: rng.between(1, 3),
+            vocab_size: rng.between(3, 60),
+        };
+        let eos_token_ids = (0..rng.between(0, 2)).map(|_| token(&mut rng, &limits)).collect();
+        let config = SchedulerConfig {
+            max_num_seqs: rng.between(1, 12),
+            max_num_batched_tokens: 256,
+            max_queued_requests: rng.between(0, 16),
+            num_speculative_tokens: k,
+            eos_token_ids,
+        };
+        let n_requests = rng.between(1, 24);
+        let arrivals = (0..n_requests).map(|n| arrival(&mut rng, n, &limits, k)).collect();
+        Self {
+            config,
+            limits,
+            arrivals,
+            draft_accuracy_percent: rng.pick(&[0, 30, 60, 90, 100]),
+            failure_percent: rng.pick(&[0, 0, 0, 1, 5]),
+        }
+    }
+}
+
+fn token(rng: &mut Rng, limits: &ExecutorLimits) -> TokenId {
+    rng.between(0, limits.vocab_size - 1)
+}
+
+fn arrival(rng: &mut Rng, n: u32, limits: &ExecutorLimits, k: u32) -> Arrival {
+    // A few prompts are too long for the model or the pool.
+    let longest = limits.max_model_len.min(limits.num_blocks * limits.block_size);
+    let n_prompt = match rng.between(0, 9) {
+        0 => rng.between(1, longest + 2),
+        1..=3 => rng.between(1, longest / 2),
+        _ => rng.between(1, 12.min(longest - 1)),
+    };
+    let n_stop_ids = if rng.chance(20) { rng.between(1, 2) } else { 0 };
+    let n_stops = if rng.chance(30) { rng.between(1, 2) } else { 0 };
+    let params = SamplingParams {
+        max_tokens: rng.between(1, 60),
+        ignore_eos: rng.chance(40),
+        stop_token_ids: (0..n_stop_ids).map(|_| token(rng, limits)).collect(),
+        stop_sequences: (0..n_stops)
+            .map(|_| (0..rng.between(1, 3)).map(|_| token(rng, limits)).collect())
+            .collect(),
+        num_speculative_tokens: rng.chance(30).then(|| rng.between(0, k)),
+    };
+    let step = u64::from(rng.between(0, 40));
+    Arrival {
+        request: Request {
+            id: RequestId(u64::from(n)),
+            prompt: (0..n_prompt).map(|_| token(rng, limits)).collect(),
+            params,
+        },
+        step,
+        abort: rng.chance(15).then(|| (step + u64::from(rng.between(0, 30)), rng.chance(50))),
+    }
+}
