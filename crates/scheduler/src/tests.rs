@@ -1,1 +1,7 @@
-//! Tests of the scheduler.
+//! Tests of the scheduler against scripted outcomes.
+
+mod commit;
+mod faults;
+mod planning;
+mod submit;
+mod support;
