@@ -145,6 +145,9 @@ impl Scheduler {
             let n_blocks = self.pool.blocks_for(entry.n_computed);
             assert!(entry.table.n_blocks() >= n_blocks, "{} has KV outside blocks", entry.id);
         }
+        let mut queue = self.waiting.iter().map(|slot| self.entries[*slot].is_preempted);
+        let is_in_order = queue.by_ref().all(|preempted| preempted) || !queue.any(|p| p);
+        assert!(is_in_order, "preempted requests wait in front");
         for slot in &self.waiting {
             let entry = &self.entries[*slot];
             assert!(!entry.is_running && entry.n_computed == 0 && entry.drafts().is_empty());
