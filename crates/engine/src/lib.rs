@@ -75,6 +75,9 @@ mod sink;
 mod spawn;
 mod stats;
 
+#[cfg(test)]
+mod tests;
+
 pub use error::{SpawnError, SubmitError};
 pub use handle::EngineHandle;
 pub use sink::{ChannelSink, Delivery, EventSink, Events, channel};

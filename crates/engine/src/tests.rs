@@ -1,0 +1,265 @@
+//! The loop around a scripted executor: every request ends exactly once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use engine_types::{
+    ExecutorError, ExecutorLimits, FinishReason, Request, RequestEvent, RequestId, SamplingParams,
+    StepExecutor, StepOutcome, StepPlan,
+};
+use scheduler::SchedulerConfig;
+
+use crate::{
+    Delivery, Engine, EngineConfig, EngineHandle, EngineThread, EventSink, Events, SpawnError,
+    SubmitError, channel,
+};
+
+const OK: u8 = 0;
+const FAIL_STEP: u8 = 1;
+const FAIL_FOR_GOOD: u8 = 2;
+const PANIC: u8 = 3;
+
+/// Counts up, 1 ms a step, and fails when told to.
+struct Counting(Arc<AtomicU8>);
+
+impl StepExecutor for Counting {
+    fn limits(&self) -> ExecutorLimits {
+        ExecutorLimits {
+            block_size: 4,
+            num_blocks: 64,
+            max_model_len: 200,
+            max_num_seqs: 2,
+            max_num_batched_tokens: 16,
+            max_num_speculative_tokens: 0,
+            n_lookahead_max: 0,
+            vocab_size: 1000,
+        }
+    }
+
+    fn execute(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+        std::thread::sleep(Duration::from_millis(1));
+        match self.0.swap(OK, Ordering::SeqCst) {
+            FAIL_STEP => return Err(ExecutorError::Step("no luck".into())),
+            FAIL_FOR_GOOD => return Err(ExecutorError::Fatal("burnt out".into())),
+            PANIC => panic!("as the test asked"),
+            _ => {}
+        }
+        outcome.clear();
+        for row in plan.rows() {
+            let next = plan.tokens(row).last().expect("[INV-6]") + 1;
+            let run = if row.samples { vec![next] } else { vec![] };
+            outcome.push_row(row.request_id, &run, 0, &[]);
+        }
+        Ok(())
+    }
+}
+
+fn start(max_queued_requests: u32) -> (EngineHandle, EngineThread, Arc<AtomicU8>) {
+    let fault = Arc::new(AtomicU8::new(OK));
+    let executor = Counting(Arc::clone(&fault));
+    let scheduler = SchedulerConfig { max_queued_requests, ..SchedulerConfig::default() };
+    let (handle, thread) =
+        Engine::spawn(EngineConfig { scheduler }, move || Ok::<_, ExecutorError>(executor))
+            .unwrap();
+    (handle, thread, fault)
+}
+
+fn request(handle: &EngineHandle, max_tokens: u32) -> Request {
+    let params = SamplingParams {
+        max_tokens,
+        ignore_eos: true,
+        stop_token_ids: vec![],
+        stop_sequences: vec![],
+        num_speculative_tokens: None,
+    };
+    Request { id: handle.next_request_id(), prompt: vec![1, 2], params }
+}
+
+fn submit(handle: &EngineHandle, max_tokens: u32) -> (RequestId, Events) {
+    let request = request(handle, max_tokens);
+    let id = request.id;
+    let (sink, events) = channel(256);
+    handle.submit(request, Box::new(sink)).unwrap();
+    (id, events)
+}
+
+/// Reads to the end: the tokens, and the one reason.
+fn read(events: Events) -> (Vec<u32>, FinishReason) {
+    let (mut tokens, mut reasons) = (vec![], vec![]);
+    for event in events {
+        match event {
+            RequestEvent::Tokens(step) => tokens.extend(step.tokens),
+            RequestEvent::Finished { reason, .. } => reasons.push(reason),
+            _ => unreachable!(),
+        }
+    }
+    assert_eq!(reasons.len(), 1, "exactly one Finished");
+    (tokens, reasons.remove(0))
+}
+
+fn wait_until(what: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !what() {
+        assert!(started.elapsed() < Duration::from_secs(2), "not within two seconds");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn requests_run_and_drain() {
+    let (handle, thread, _) = start(8);
+    let all: Vec<_> = (0..6).map(|_| submit(&handle, 20).1).collect();
+    thread.drain();
+    for events in all {
+        assert_eq!(read(events), ((3..23).collect(), FinishReason::MaxTokens));
+    }
+    let stats = handle.stats();
+    assert!(!stats.is_alive && stats.n_unfinished == 0);
+    assert_eq!(stats.scheduler.n_finished, 6);
+    let (sink, _events) = channel(1);
+    let refused = handle.submit(request(&handle, 1), Box::new(sink));
+    assert_eq!(refused, Err(SubmitError::ShuttingDown));
+}
+
+#[test]
+fn a_full_queue_and_bad_requests_are_refused_at_once() {
+    let (handle, _thread, _) = start(3);
+    let all: Vec<_> = (0..5).map(|_| submit(&handle, 30).1).collect();
+    let (sink, _events) = channel(1);
+    let refused = handle.submit(request(&handle, 1), Box::new(sink));
+    assert_eq!(refused, Err(SubmitError::QueueFull { limit: 5 }));
+    let (sink, _events) = channel(1);
+    let refused = handle.submit(request(&handle, 0), Box::new(sink));
+    assert_eq!(refused, Err(SubmitError::Invalid(scheduler::SubmitError::ZeroMaxTokens)));
+    for events in all {
+        assert_eq!(read(events).1, FinishReason::MaxTokens);
+    }
+}
+
+#[test]
+fn ids_are_unique_while_unfinished() {
+    let (handle, _thread, _) = start(3);
+    let (id, _events) = submit(&handle, 100);
+    let again = Request { id, ..request(&handle, 1) };
+    let (sink, _unread) = channel(1);
+    assert_eq!(handle.submit(again, Box::new(sink)), Err(SubmitError::DuplicateId));
+}
+
+#[test]
+fn aborts_end_running_and_queued_requests_and_ignore_strangers() {
+    let (handle, _thread, _) = start(8);
+    let all: Vec<_> = (0..4).map(|_| submit(&handle, 190)).collect();
+    wait_until(|| handle.stats().scheduler.n_running == 2);
+    for (id, _) in &all {
+        assert!(handle.abort(*id));
+    }
+    for (id, events) in all {
+        assert_eq!(read(events).1, FinishReason::Aborted);
+        wait_until(|| !handle.abort(id));
+    }
+    assert!(!handle.abort(RequestId(999)));
+    wait_until(|| handle.stats().scheduler.blocks.n_used == 0);
+}
+
+#[test]
+fn a_failed_step_fails_its_rows_only() {
+    let (handle, _thread, fault) = start(8);
+    let all: Vec<_> = (0..3).map(|_| submit(&handle, 50).1).collect();
+    wait_until(|| handle.stats().scheduler.n_running == 2);
+    fault.store(FAIL_STEP, Ordering::SeqCst);
+    let reasons: Vec<_> = all.into_iter().map(|events| read(events).1).collect();
+    let failed = FinishReason::Failed("no luck".into());
+    assert_eq!(reasons, [failed.clone(), failed, FinishReason::MaxTokens]);
+    assert_eq!(handle.stats().n_failed_steps, 1);
+}
+
+#[test]
+fn death_answers_everyone_and_refuses_the_rest() {
+    for (how, text) in [(FAIL_FOR_GOOD, "burnt out"), (PANIC, "as the test asked")] {
+        let (handle, _thread, fault) = start(8);
+        let all: Vec<_> = (0..5).map(|_| submit(&handle, 190).1).collect();
+        wait_until(|| handle.stats().scheduler.n_running == 2);
+        fault.store(how, Ordering::SeqCst);
+        for events in all {
+            let (_, reason) = read(events);
+            assert!(
+                matches!(&reason, FinishReason::Failed(why) if why.contains(text)),
+                "{reason:?}"
+            );
+        }
+        assert!(!handle.is_alive() && handle.stats().n_unfinished == 0);
+        let (sink, _events) = channel(1);
+        let refused = handle.submit(request(&handle, 1), Box::new(sink));
+        assert!(matches!(refused, Err(SubmitError::Dead(why)) if why.contains(text)));
+    }
+}
+
+#[test]
+fn dropping_the_thread_aborts_everyone() {
+    let (handle, thread, _) = start(8);
+    let all: Vec<_> = (0..5).map(|_| submit(&handle, 190).1).collect();
+    drop(thread);
+    for events in all {
+        assert_eq!(read(events).1, FinishReason::Aborted);
+    }
+    assert!(!handle.is_alive() && handle.fault().is_none());
+}
+
+/// Takes `n_left` steps, then says `then`; counts its ends.
+struct Limited {
+    n_left: usize,
+    then: Delivery,
+    n_finished: Arc<AtomicU8>,
+}
+
+impl EventSink for Limited {
+    fn send(&mut self, event: RequestEvent) -> Delivery {
+        if let RequestEvent::Finished { reason, .. } = event {
+            assert_eq!(reason, FinishReason::Aborted);
+            self.n_finished.fetch_add(1, Ordering::SeqCst);
+            return Delivery::Ok;
+        }
+        if self.n_left == 0 {
+            return self.then;
+        }
+        self.n_left -= 1;
+        Delivery::Ok
+    }
+}
+
+#[test]
+fn a_sink_that_takes_no_more_ends_its_request_and_no_other() {
+    for then in [Delivery::Closed, Delivery::Full] {
+        let (handle, _thread, _) = start(8);
+        let n_finished = Arc::new(AtomicU8::new(0));
+        let sink = Limited { n_left: 2, then, n_finished: Arc::clone(&n_finished) };
+        handle.submit(request(&handle, 190), Box::new(sink)).unwrap();
+        let (_, other) = submit(&handle, 30);
+        assert_eq!(read(other).1, FinishReason::MaxTokens);
+        assert_eq!(n_finished.load(Ordering::SeqCst), 1);
+        assert_eq!(handle.stats().n_unfinished, 0);
+    }
+}
+
+#[test]
+fn an_idle_engine_does_not_step() {
+    let (handle, _thread, _) = start(8);
+    assert_eq!(read(submit(&handle, 5).1).0.len(), 5);
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(handle.stats().n_steps, 5);
+}
+
+#[test]
+fn a_start_that_fails_says_why() {
+    let failing = || Err::<Counting, _>(ExecutorError::Fatal("no weights".into()));
+    let error = Engine::spawn(EngineConfig::default(), failing).unwrap_err();
+    assert!(error.to_string().contains("no weights"), "{error}");
+    let panicking = || -> Result<Counting, ExecutorError> { panic!("as the test asked") };
+    let error = Engine::spawn(EngineConfig::default(), panicking).unwrap_err();
+    assert!(matches!(error, SpawnError::Panicked));
+    let scheduler = SchedulerConfig { num_speculative_tokens: 1, ..SchedulerConfig::default() };
+    let executor = Counting(Arc::default());
+    let spawned = Engine::spawn(EngineConfig { scheduler }, || Ok::<_, ExecutorError>(executor));
+    assert!(matches!(spawned.unwrap_err(), SpawnError::Scheduler(_)));
+}

@@ -1,0 +1,206 @@
+//! A server on a loopback port around an executor that counts up.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
+use engine_types::{ExecutorError, ExecutorLimits, StepExecutor, StepOutcome, StepPlan};
+use grpc_api::inference::v1::generate_stream_request::Prompt;
+use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
+use grpc_api::inference::v1::{GenerateRequest, GenerateStreamRequest, StoppingParams, TokenIds};
+use grpc_server::{ModelInfo, ServeConfig, Service, serve};
+use scheduler::SchedulerConfig;
+use tokenization::Tokenizer;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::transport::Channel;
+
+pub(crate) const VOCAB: u32 = 100_000;
+
+pub(crate) const OK: u8 = 0;
+pub(crate) const FAIL_STEP: u8 = 1;
+pub(crate) const FAIL_FOR_GOOD: u8 = 2;
+pub(crate) const PANIC: u8 = 3;
+
+/// Predicts the successor; drafts are right except for multiples of 5.
+pub(crate) struct Counting {
+    limits: ExecutorLimits,
+    step_time: Duration,
+    fault: Arc<AtomicU8>,
+}
+
+impl StepExecutor for Counting {
+    fn limits(&self) -> ExecutorLimits {
+        self.limits
+    }
+
+    fn execute(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+        std::thread::sleep(self.step_time);
+        match self.fault.load(Ordering::SeqCst) {
+            FAIL_STEP => {
+                self.fault.store(OK, Ordering::SeqCst);
+                return Err(ExecutorError::Step("no luck".into()));
+            }
+            FAIL_FOR_GOOD => return Err(ExecutorError::Fatal("burnt out".into())),
+            PANIC => panic!("as the test asked"),
+            _ => {}
+        }
+        outcome.clear();
+        for row in plan.rows() {
+            let drafts = plan.drafts(row);
+            let mut last = plan.tokens(row)[(row.n_query - row.n_draft) as usize - 1];
+            let (mut run, mut proposals) = (vec![], vec![]);
+            if row.samples {
+                for draft in drafts {
+                    if *draft != (last + 1) % VOCAB {
+                        break;
+                    }
+                    last = *draft;
+                    run.push(last);
+                }
+                last = (last + 1) % VOCAB;
+                run.push(last);
+                proposals = (last + 1..=last + row.n_propose)
+                    .map(|id| if id % 5 == 0 { 0 } else { id % VOCAB })
+                    .collect();
+            }
+            let n_accepted = u32::try_from(run.len().saturating_sub(1)).unwrap();
+            outcome.push_row(row.request_id, &run, n_accepted, &proposals);
+        }
+        Ok(())
+    }
+}
+
+/// How a test's server differs from the usual one.
+pub(crate) struct Setup {
+    pub(crate) limits: ExecutorLimits,
+    pub(crate) step_time: Duration,
+    pub(crate) max_queued_requests: u32,
+    pub(crate) serve: ServeConfig,
+    pub(crate) tokenizer: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            limits: ExecutorLimits {
+                block_size: 16,
+                num_blocks: 1024,
+                max_model_len: 4096,
+                max_num_seqs: 8,
+                max_num_batched_tokens: 64,
+                max_num_speculative_tokens: 3,
+                n_lookahead_max: 1,
+                vocab_size: VOCAB,
+            },
+            step_time: Duration::from_millis(1),
+            max_queued_requests: 16,
+            serve: ServeConfig::default(),
+            tokenizer: false,
+        }
+    }
+}
+
+pub(crate) struct Server {
+    pub(crate) engine: EngineHandle,
+    pub(crate) channel: Channel,
+    pub(crate) fault: Arc<AtomicU8>,
+    pub(crate) stop: Option<oneshot::Sender<()>>,
+    pub(crate) serving: JoinHandle<()>,
+    _thread: EngineThread,
+}
+
+impl Server {
+    pub(crate) async fn start(setup: Setup) -> Self {
+        let fault = Arc::new(AtomicU8::new(OK));
+        let executor = Counting {
+            limits: setup.limits,
+            step_time: setup.step_time,
+            fault: Arc::clone(&fault),
+        };
+        let config = EngineConfig {
+            scheduler: SchedulerConfig {
+                max_queued_requests: setup.max_queued_requests,
+                num_speculative_tokens: 3,
+                ..SchedulerConfig::default()
+            },
+        };
+        let (engine, thread) =
+            Engine::spawn(config, move || Ok::<_, ExecutorError>(executor)).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let service = Service {
+            engine: engine.clone(),
+            tokenizer: setup.tokenizer.then(|| Arc::new(tiny_tokenizer())),
+            model: ModelInfo { served_model_name: "counting".into(), ..ModelInfo::default() },
+        };
+        let serving = tokio::spawn(async move {
+            let stopped = async { stopped.await.unwrap_or_default() };
+            serve(listener, setup.serve, service, stopped).await.unwrap();
+        });
+        let channel = Channel::from_shared(format!("http://{address}")).unwrap();
+        let channel = channel.connect().await.unwrap();
+        Self { engine, channel, fault, stop: Some(stop), serving, _thread: thread }
+    }
+
+    pub(crate) fn client(&self) -> InferenceServiceClient<Channel> {
+        InferenceServiceClient::new(self.channel.clone())
+    }
+
+    /// A small request that must succeed.
+    pub(crate) async fn check_serves(&self) {
+        let reply = self.client().generate(unary(&[10, 11], 3)).await.unwrap().into_inner();
+        assert_eq!(reply.token_ids, [12, 13, 14]);
+    }
+
+    /// Waits until nothing runs, waits or holds blocks, at most 500 ms.
+    pub(crate) async fn check_empty_within_500_ms(&self) {
+        self.check_within_500_ms(0).await;
+    }
+
+    /// Waits until `n` requests are unfinished (and, if none, no block is used).
+    pub(crate) async fn check_within_500_ms(&self, n: usize) {
+        let started = Instant::now();
+        loop {
+            let stats = self.engine.stats();
+            let n_known = stats.scheduler.n_running + stats.scheduler.n_waiting;
+            let free = n > 0 || stats.scheduler.blocks.n_used == 0;
+            if stats.n_unfinished == n && n_known == n && free {
+                return;
+            }
+            assert!(started.elapsed() < Duration::from_millis(500), "{stats:?}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+fn tiny_tokenizer() -> Tokenizer {
+    let folder =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../bundled-checkpoints/checkpoints/tiny-dsv3");
+    Tokenizer::load(folder.as_ref()).unwrap()
+}
+
+pub(crate) fn streaming(prompt: &[u32], max_tokens: u32) -> GenerateStreamRequest {
+    GenerateStreamRequest {
+        prompt: Some(Prompt::TokenIds(TokenIds { ids: prompt.to_vec() })),
+        stopping: Some(StoppingParams {
+            max_tokens: Some(max_tokens),
+            ignore_eos: Some(true),
+            ..StoppingParams::default()
+        }),
+        ..GenerateStreamRequest::default()
+    }
+}
+
+pub(crate) fn unary(prompt: &[u32], max_tokens: u32) -> GenerateRequest {
+    use grpc_api::inference::v1::generate_request::Prompt;
+    let streaming = streaming(prompt, max_tokens);
+    GenerateRequest {
+        prompt: Some(Prompt::TokenIds(TokenIds { ids: prompt.to_vec() })),
+        stopping: streaming.stopping,
+        ..GenerateRequest::default()
+    }
+}
