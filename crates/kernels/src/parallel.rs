@@ -1,0 +1,44 @@
+//! Spreading independent tasks over the current rayon pool.
+
+use rayon::prelude::*;
+
+/// Calls `task` for every index below `n_tasks`, in parallel where `parallel` says it is worth it.
+///
+/// Tasks must be independent: their order and their threads are not defined.
+pub(crate) fn for_each_task(n_tasks: usize, parallel: bool, task: impl Fn(usize) + Sync) {
+    if parallel && n_tasks > 1 && rayon::current_num_threads() > 1 {
+        (0..n_tasks).into_par_iter().for_each(&task);
+    } else {
+        (0..n_tasks).for_each(task);
+    }
+}
+
+/// A mutable buffer that tasks write disjoint parts of.
+pub(crate) struct Disjoint<'a> {
+    ptr: *mut f32,
+    len: usize,
+    marker: std::marker::PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: the pointer comes from an exclusive borrow that lives as long as this value, and the
+// only access is `slice`, whose callers keep the parts disjoint.
+unsafe impl Sync for Disjoint<'_> {}
+
+impl<'a> Disjoint<'a> {
+    pub(crate) fn new(buffer: &'a mut [f32]) -> Self {
+        Self { ptr: buffer.as_mut_ptr(), len: buffer.len(), marker: std::marker::PhantomData }
+    }
+
+    /// The part of `len` elements at `start`.
+    ///
+    /// # Safety
+    ///
+    /// No two live slices may overlap.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "the caller keeps the parts disjoint")]
+    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &mut [f32] {
+        assert!(start <= self.len && len <= self.len - start, "a part lies inside the buffer");
+        // SAFETY: the part is in bounds, and the caller promises that it is not aliased.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
+    }
+}

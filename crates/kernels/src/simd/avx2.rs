@@ -1,0 +1,107 @@
+//! Two 256-bit registers.
+
+use std::arch::x86_64::*;
+
+use super::{F32x16, LANES};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(__m256, __m256);
+
+/// Wraps intrinsics that are unsafe only for the features that they need.
+macro_rules! avx2 {
+    ($e:expr) => {
+        // SAFETY: this type is used only below `dispatch`, where the processor was found to have
+        // AVX2 and FMA; every pointer given to an intrinsic comes from a reference to 16 elements
+        // and is advanced by at most 8 of them.
+        unsafe { $e }
+    };
+}
+
+impl F32x16 for Avx2 {
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        let v = avx2!(_mm256_set1_ps(value));
+        Self(v, v)
+    }
+
+    #[inline(always)]
+    fn load(src: &[f32; LANES]) -> Self {
+        let ptr = src.as_ptr();
+        avx2!(Self(_mm256_loadu_ps(ptr), _mm256_loadu_ps(ptr.add(8))))
+    }
+
+    #[inline(always)]
+    fn load_bf16(src: &[u16; LANES]) -> Self {
+        avx2!({
+            let bits = _mm256_loadu_si256(src.as_ptr().cast());
+            let low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(bits));
+            let high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256::<1>(bits));
+            Self(
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            )
+        })
+    }
+
+    #[inline(always)]
+    fn store(self, dst: &mut [f32; LANES]) {
+        let ptr = dst.as_mut_ptr();
+        avx2!({
+            _mm256_storeu_ps(ptr, self.0);
+            _mm256_storeu_ps(ptr.add(8), self.1);
+        });
+    }
+
+    #[inline(always)]
+    fn add(self, rhs: Self) -> Self {
+        avx2!(Self(_mm256_add_ps(self.0, rhs.0), _mm256_add_ps(self.1, rhs.1)))
+    }
+
+    #[inline(always)]
+    fn sub(self, rhs: Self) -> Self {
+        avx2!(Self(_mm256_sub_ps(self.0, rhs.0), _mm256_sub_ps(self.1, rhs.1)))
+    }
+
+    #[inline(always)]
+    fn mul(self, rhs: Self) -> Self {
+        avx2!(Self(_mm256_mul_ps(self.0, rhs.0), _mm256_mul_ps(self.1, rhs.1)))
+    }
+
+    #[inline(always)]
+    fn div(self, rhs: Self) -> Self {
+        avx2!(Self(_mm256_div_ps(self.0, rhs.0), _mm256_div_ps(self.1, rhs.1)))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self, b: Self) -> Self {
+        avx2!(Self(_mm256_fmadd_ps(self.0, a.0, b.0), _mm256_fmadd_ps(self.1, a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn max(self, rhs: Self) -> Self {
+        avx2!(Self(_mm256_max_ps(self.0, rhs.0), _mm256_max_ps(self.1, rhs.1)))
+    }
+
+    #[inline(always)]
+    fn zero_where_below(self, bound: Self, value: Self) -> Self {
+        avx2!(Self(
+            _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(self.0, bound.0), value.0),
+            _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(self.1, bound.1), value.1),
+        ))
+    }
+
+    #[inline(always)]
+    fn exp2_of_low_bits(self) -> Self {
+        avx2!({
+            let one = _mm256_set1_epi32(0x3f80_0000);
+            let low = _mm256_slli_epi32::<23>(_mm256_castps_si256(self.0));
+            let high = _mm256_slli_epi32::<23>(_mm256_castps_si256(self.1));
+            Self(
+                _mm256_castsi256_ps(_mm256_add_epi32(low, one)),
+                _mm256_castsi256_ps(_mm256_add_epi32(high, one)),
+            )
+        })
+    }
+}

@@ -1,0 +1,128 @@
+//! One 512-bit register.
+
+use std::arch::x86_64::*;
+
+use super::{F32x16, LANES};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(__m512);
+
+/// Wraps intrinsics that are unsafe only for the features that they need.
+macro_rules! avx512 {
+    ($e:expr) => {
+        // SAFETY: this type is used only below `dispatch`, where the processor was found to have
+        // AVX-512F; every pointer given to an intrinsic comes from a reference to 16 elements.
+        unsafe { $e }
+    };
+}
+
+impl F32x16 for Avx512 {
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        Self(avx512!(_mm512_set1_ps(value)))
+    }
+
+    #[inline(always)]
+    fn load(src: &[f32; LANES]) -> Self {
+        Self(avx512!(_mm512_loadu_ps(src.as_ptr())))
+    }
+
+    #[inline(always)]
+    fn load_bf16(src: &[u16; LANES]) -> Self {
+        Self(avx512!({
+            let bits = _mm256_loadu_si256(src.as_ptr().cast());
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+        }))
+    }
+
+    #[inline(always)]
+    fn store(self, dst: &mut [f32; LANES]) {
+        avx512!(_mm512_storeu_ps(dst.as_mut_ptr(), self.0));
+    }
+
+    #[inline(always)]
+    fn add(self, rhs: Self) -> Self {
+        Self(avx512!(_mm512_add_ps(self.0, rhs.0)))
+    }
+
+    #[inline(always)]
+    fn sub(self, rhs: Self) -> Self {
+        Self(avx512!(_mm512_sub_ps(self.0, rhs.0)))
+    }
+
+    #[inline(always)]
+    fn mul(self, rhs: Self) -> Self {
+        Self(avx512!(_mm512_mul_ps(self.0, rhs.0)))
+    }
+
+    #[inline(always)]
+    fn div(self, rhs: Self) -> Self {
+        Self(avx512!(_mm512_div_ps(self.0, rhs.0)))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self, b: Self) -> Self {
+        Self(avx512!(_mm512_fmadd_ps(self.0, a.0, b.0)))
+    }
+
+    #[inline(always)]
+    fn max(self, rhs: Self) -> Self {
+        Self(avx512!(_mm512_max_ps(self.0, rhs.0)))
+    }
+
+    #[inline(always)]
+    fn zero_where_below(self, bound: Self, value: Self) -> Self {
+        Self(avx512!({
+            let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(self.0, bound.0);
+            _mm512_maskz_mov_ps(keep, value.0)
+        }))
+    }
+
+    #[inline(always)]
+    fn exp2_of_low_bits(self) -> Self {
+        Self(avx512!({
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(self.0));
+            _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(0x3f80_0000)))
+        }))
+    }
+
+    #[inline(always)]
+    fn sum_each(vectors: [Self; LANES]) -> Self {
+        // The halving order of `sum`, done for several vectors at once: the halves of two vectors
+        // are laid side by side and added, until the 128-bit lane `l` holds vectors 4l to 4l + 3.
+        let mut quarters = [vectors[0].0; 4];
+        for (j, quarter) in quarters.iter_mut().enumerate() {
+            let low = halves(vectors[j].0, vectors[j + 4].0);
+            let high = halves(vectors[j + 8].0, vectors[j + 12].0);
+            *quarter = avx512!(_mm512_add_ps(
+                _mm512_shuffle_f32x4::<0x88>(low, high),
+                _mm512_shuffle_f32x4::<0xdd>(low, high),
+            ));
+        }
+        Self(avx512!({
+            let low = pairs(quarters[0], quarters[1]);
+            let high = pairs(quarters[2], quarters[3]);
+            _mm512_add_ps(
+                _mm512_shuffle_ps::<0x88>(low, high),
+                _mm512_shuffle_ps::<0xdd>(low, high),
+            )
+        }))
+    }
+}
+
+/// `[a[i] + a[i + 8], b[i] + b[i + 8]]`, eight lanes each.
+#[inline(always)]
+fn halves(a: __m512, b: __m512) -> __m512 {
+    avx512!(_mm512_add_ps(
+        _mm512_shuffle_f32x4::<0x44>(a, b),
+        _mm512_shuffle_f32x4::<0xee>(a, b)
+    ))
+}
+
+/// Per 128-bit lane `[a[i] + a[i + 2], b[i] + b[i + 2]]`, two elements each.
+#[inline(always)]
+fn pairs(a: __m512, b: __m512) -> __m512 {
+    avx512!(_mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xee>(a, b)))
+}

@@ -1,0 +1,169 @@
+//! Sixteen-lane vectors and the choice of instruction set at run time.
+//!
+//! A kernel is written once against [`F32x16`] and compiled for every instruction set. All lanes
+//! and all reductions have one fixed order and every multiply-add is fused, so that the
+//! instruction sets agree with each other bit for bit.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+pub(crate) use portable::Portable;
+
+/// Lanes of a vector, on every instruction set.
+pub(crate) const LANES: usize = 16;
+
+/// Sixteen f32 lanes.
+///
+/// A type other than [`Portable`] may be used only below [`dispatch`], which proves that the
+/// processor has its instructions. Every function from there down is `#[inline(always)]`:
+/// that is what carries the target features into the generic code.
+pub(crate) trait F32x16: Copy {
+    /// Whether 32 architectural registers hold one vector each; sizes the register tiles.
+    const WIDE: bool;
+
+    fn splat(value: f32) -> Self;
+    fn load(src: &[f32; LANES]) -> Self;
+    /// Widens bf16 bit patterns.
+    fn load_bf16(src: &[u16; LANES]) -> Self;
+    fn store(self, dst: &mut [f32; LANES]);
+    fn add(self, rhs: Self) -> Self;
+    fn sub(self, rhs: Self) -> Self;
+    fn mul(self, rhs: Self) -> Self;
+    fn div(self, rhs: Self) -> Self;
+    /// `self * a + b`, rounded once.
+    fn mul_add(self, a: Self, b: Self) -> Self;
+    /// `if self > rhs { self } else { rhs }`: a NaN on either side gives `rhs`.
+    fn max(self, rhs: Self) -> Self;
+    /// Zero where `self < bound`, else `value`.
+    fn zero_where_below(self, bound: Self, value: Self) -> Self;
+    /// `2^n` where the low mantissa bits of the lane hold the integer `n`, -127 <= n <= 127.
+    fn exp2_of_low_bits(self) -> Self;
+
+    /// The sum of the lanes in halving order: `i` with `i + 8`, then `i + 4`, `i + 2`, `i + 1`.
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let mut lanes = [0.0; LANES];
+        self.store(&mut lanes);
+        let mut half = LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                lanes[i] += lanes[i + half];
+            }
+            half /= 2;
+        }
+        lanes[0]
+    }
+
+    /// The sums of sixteen vectors; lane `i` is `vectors[i].sum()`.
+    #[inline(always)]
+    fn sum_each(vectors: [Self; LANES]) -> Self {
+        let mut sums = [0.0; LANES];
+        for (sum, vector) in sums.iter_mut().zip(vectors) {
+            *sum = vector.sum();
+        }
+        Self::load(&sums)
+    }
+}
+
+/// Work that is written once for every instruction set.
+pub(crate) trait Kernel {
+    type Output;
+
+    /// Must be `#[inline(always)]`, with everything it calls; see [`F32x16`].
+    fn run<V: F32x16>(self) -> Self::Output;
+}
+
+/// An instruction set that this processor was found to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Isa(Level);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Isa {
+    /// The fastest instruction set of this processor.
+    pub(crate) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if has_avx512() {
+                return Self(Level::Avx512);
+            }
+            if has_avx2() {
+                return Self(Level::Avx2);
+            }
+        }
+        Self(Level::Portable)
+    }
+
+    /// Every instruction set of this processor, the portable one first.
+    #[cfg(test)]
+    pub(crate) fn available() -> Vec<Self> {
+        let mut all = vec![Self(Level::Portable)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(has_avx2().then_some(Self(Level::Avx2)));
+            all.extend(has_avx512().then_some(Self(Level::Avx512)));
+        }
+        all
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    has_avx2() && is_x86_feature_detected!("avx512f")
+}
+
+/// Runs a kernel on an instruction set.
+pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    match isa.0 {
+        Level::Portable => kernel.run::<Portable>(),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: an `Isa` of this level exists only where `has_avx2` held.
+        Level::Avx2 => unsafe { run_avx2(kernel) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: an `Isa` of this level exists only where `has_avx512` held.
+        Level::Avx512 => unsafe { run_avx512(kernel) },
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<avx2::Avx2>()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,avx512f")]
+fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<avx512::Avx512>()
+}
+
+/// Loads up to sixteen values, the missing ones as zero.
+#[inline(always)]
+pub(crate) fn load_padded<V: F32x16>(src: &[f32]) -> V {
+    let mut lanes = [0.0; LANES];
+    lanes[..src.len()].copy_from_slice(src);
+    V::load(&lanes)
+}
+
+/// Stores the first `dst.len()` lanes, at most sixteen.
+#[inline(always)]
+pub(crate) fn store_prefix<V: F32x16>(value: V, dst: &mut [f32]) {
+    let mut lanes = [0.0; LANES];
+    value.store(&mut lanes);
+    dst.copy_from_slice(&lanes[..dst.len()]);
+}
