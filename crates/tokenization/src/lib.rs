@@ -41,6 +41,9 @@ mod error;
 mod pieces;
 mod tokenizer;
 
+#[cfg(test)]
+mod tests;
+
 pub use decoder::IncrementalDecoder;
 pub use error::TokenizationError;
 pub use tokenizer::Tokenizer;
