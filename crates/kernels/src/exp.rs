@@ -1,6 +1,6 @@
 //! The exponential and the activations made from it.
 
-use crate::simd::{F32x16, Kernel, Isa, LANES, dispatch, load_padded, store_prefix};
+use crate::simd::{F32x16, Isa, Kernel, LANES, dispatch, load_padded, store_prefix};
 
 /// `e^x` to about one unit in the last place; zero below -87, capped above 88; NaN stays NaN.
 #[inline(always)]
@@ -76,3 +76,6 @@ impl Kernel for SiluAndMul<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

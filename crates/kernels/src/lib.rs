@@ -42,6 +42,8 @@ mod parallel;
 mod rope;
 mod round;
 mod simd;
+#[cfg(test)]
+mod test_util;
 
 pub use exp::silu_and_mul;
 pub use linear::PackedLinear;

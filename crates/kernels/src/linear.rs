@@ -290,3 +290,6 @@ impl<W: PanelRow> Tile<'_, W> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

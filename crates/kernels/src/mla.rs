@@ -97,7 +97,10 @@ impl MlaBatch<'_> {
         let capacity = self.max_blocks * self.block_size;
         for (&seq, &position) in self.token_to_seq.iter().zip(self.positions) {
             assert!(seq >= 0 && (seq as usize) < n_seqs, "a token's sequence has a block table");
-            assert!(position >= 0 && (position as usize) < capacity, "a position has a table entry");
+            assert!(
+                position >= 0 && (position as usize) < capacity,
+                "a position has a table entry"
+            );
         }
     }
 }

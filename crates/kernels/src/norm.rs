@@ -63,3 +63,6 @@ impl Kernel for RmsNorm<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

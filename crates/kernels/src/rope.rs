@@ -55,3 +55,6 @@ fn rotate(x: &mut [f32], cos: &[f32], sin: &[f32], style: RopeStyle) {
         x[second] = b * cos[i] + a * sin[i];
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,3 +23,6 @@ impl Kernel for RoundBf16<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

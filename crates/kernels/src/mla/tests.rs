@@ -1,1 +1,218 @@
 //! Tests of latent attention.
+
+use half::bf16;
+
+use super::{LatentCache, MlaBatch, MlaShape, mla_attention, mla_attention_on};
+use crate::test_util::{Random, assert_close, assert_same_bits, on_every_isa};
+
+const TINY: MlaShape = MlaShape { n_heads: 4, kv_lora_rank: 64, rope_dim: 16, scale: 0.2 };
+const SHAPES: [MlaShape; 4] = [
+    TINY,
+    MlaShape { n_heads: 1, kv_lora_rank: 5, rope_dim: 3, scale: 0.5 },
+    MlaShape { n_heads: 3, kv_lora_rank: 33, rope_dim: 10, scale: 0.3 },
+    MlaShape { n_heads: 20, kv_lora_rank: 48, rope_dim: 8, scale: 0.3 },
+];
+
+/// Sequences with shuffled blocks; every slot that holds no token is NaN.
+struct Case {
+    shape: MlaShape,
+    block_size: usize,
+    max_blocks: usize,
+    block_tables: Vec<i32>,
+    cache: Vec<f32>,
+    q_lat: Vec<f32>,
+    q_pe: Vec<f32>,
+    token_to_seq: Vec<i32>,
+    positions: Vec<i32>,
+}
+
+impl Case {
+    /// One sequence per `(n_computed, n_query)`.
+    fn new(random: &mut Random, shape: MlaShape, seqs: &[(usize, usize)]) -> Self {
+        let block_size = 1 + random.below(7);
+        let longest = seqs.iter().map(|(computed, query)| computed + query).max().unwrap();
+        let max_blocks = longest.div_ceil(block_size) + 1;
+        let n_blocks = seqs.len() * max_blocks + 3;
+        let mut free: Vec<i32> = (0..n_blocks as i32).collect();
+        let width = shape.kv_lora_rank + shape.rope_dim;
+        let mut case = Self {
+            shape,
+            block_size,
+            max_blocks,
+            block_tables: vec![-1; seqs.len() * max_blocks],
+            cache: vec![f32::NAN; n_blocks * block_size * width],
+            q_lat: vec![],
+            q_pe: vec![],
+            token_to_seq: vec![],
+            positions: vec![],
+        };
+        for (seq, &(n_computed, n_query)) in seqs.iter().enumerate() {
+            let len = n_computed + n_query;
+            for block in 0..len.div_ceil(block_size) {
+                let taken = free.swap_remove(random.below(free.len()));
+                case.block_tables[seq * max_blocks + block] = taken;
+            }
+            for position in 0..len {
+                let start = case.slot(seq, position) * width;
+                case.cache[start..start + width].copy_from_slice(&random.values(width));
+            }
+            case.token_to_seq.extend(vec![seq as i32; n_query]);
+            case.positions.extend(n_computed as i32..len as i32);
+        }
+        let n_rows = case.positions.len() * shape.n_heads;
+        case.q_lat = random.values(n_rows * shape.kv_lora_rank);
+        case.q_pe = random.values(n_rows * shape.rope_dim);
+        case
+    }
+
+    fn slot(&self, seq: usize, position: usize) -> usize {
+        let block = self.block_tables[seq * self.max_blocks + position / self.block_size];
+        block as usize * self.block_size + position % self.block_size
+    }
+
+    fn batch(&self) -> MlaBatch<'_> {
+        self.tokens(0..self.positions.len())
+    }
+
+    /// The batch of some of the tokens.
+    fn tokens(&self, tokens: std::ops::Range<usize>) -> MlaBatch<'_> {
+        let rows = tokens.start * self.shape.n_heads..tokens.end * self.shape.n_heads;
+        let (lora, rope) = (self.shape.kv_lora_rank, self.shape.rope_dim);
+        MlaBatch {
+            q_lat: &self.q_lat[rows.start * lora..rows.end * lora],
+            q_pe: &self.q_pe[rows.start * rope..rows.end * rope],
+            token_to_seq: &self.token_to_seq[tokens.clone()],
+            positions: &self.positions[tokens],
+            block_tables: &self.block_tables,
+            max_blocks: self.max_blocks,
+            block_size: self.block_size,
+        }
+    }
+
+    fn row_len(&self) -> usize {
+        self.shape.n_heads * self.shape.kv_lora_rank
+    }
+
+    fn run(&self, tokens: std::ops::Range<usize>) -> Vec<f32> {
+        let mut out = vec![f32::NAN; tokens.len() * self.row_len()];
+        let cache = LatentCache::F32(&self.cache);
+        mla_attention(&self.shape, cache, &self.tokens(tokens), &mut out);
+        out
+    }
+
+    fn reference(&self, cache: &[f32]) -> Vec<f64> {
+        let MlaShape { n_heads, kv_lora_rank, rope_dim, scale } = self.shape;
+        let width = kv_lora_rank + rope_dim;
+        let mut out = Vec::new();
+        for (token, &position) in self.positions.iter().enumerate() {
+            let seq = self.token_to_seq[token] as usize;
+            let keys: Vec<&[f32]> = (0..=position as usize)
+                .map(|position| &cache[self.slot(seq, position) * width..][..width])
+                .collect();
+            for head in 0..n_heads {
+                let row = token * n_heads + head;
+                let mut query = self.q_lat[row * kv_lora_rank..][..kv_lora_rank].to_vec();
+                query.extend(&self.q_pe[row * rope_dim..][..rope_dim]);
+                let weights: Vec<f64> =
+                    keys.iter().map(|key| (f64::from(scale) * dot(&query, key)).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                for i in 0..kv_lora_rank {
+                    let sum: f64 =
+                        weights.iter().zip(&keys).map(|(w, key)| w * f64::from(key[i])).sum();
+                    out.push(sum / total);
+                }
+            }
+        }
+        out
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+}
+
+/// A prefill chunk, decodes, verify windows and a chunk that crosses key blocks.
+const SEQS: [(usize, usize); 6] = [(0, 5), (6, 1), (5, 4), (60, 9), (150, 1), (0, 1)];
+
+#[test]
+fn agrees_with_the_reference_and_never_reads_an_unused_slot() {
+    let mut random = Random::new(1);
+    for shape in SHAPES {
+        let case = Case::new(&mut random, shape, &SEQS);
+        let n_out = case.positions.len() * case.row_len();
+        let out = on_every_isa(n_out, |isa, out| {
+            mla_attention_on(isa, &shape, LatentCache::F32(&case.cache), &case.batch(), out);
+        });
+        assert_close(&out, &case.reference(&case.cache), 1e-5);
+    }
+}
+
+#[test]
+fn a_bf16_cache_equals_its_widened_copy() {
+    let mut random = Random::new(2);
+    for shape in SHAPES {
+        let mut case = Case::new(&mut random, shape, &SEQS);
+        let narrow: Vec<bf16> = case.cache.iter().map(|&x| bf16::from_f32(x)).collect();
+        case.cache = narrow.iter().map(|x| x.to_f32()).collect();
+        let n_tokens = case.positions.len();
+        let out = on_every_isa(n_tokens * case.row_len(), |isa, out| {
+            mla_attention_on(isa, &shape, LatentCache::Bf16(&narrow), &case.batch(), out);
+        });
+        assert_same_bits(&case.run(0..n_tokens), &out, "bf16 and f32 cache");
+    }
+}
+
+/// Fault case L16: four verify rows over five committed keys see 6, 7, 8 and 9 keys.
+#[test]
+fn verify_rows_do_not_see_later_drafts() {
+    let mut random = Random::new(3);
+    let mut case = Case::new(&mut random, TINY, &[(5, 4), (9, 4)]);
+    let before = case.run(0..8);
+    let width = TINY.kv_lora_rank + TINY.rope_dim;
+    let start = case.slot(0, 8) * width;
+    case.cache[start..start + width].fill(f32::NAN);
+    let after = case.run(0..8);
+    let n = case.row_len();
+    assert_same_bits(&before[..3 * n], &after[..3 * n], "rows before the changed draft");
+    assert!(after[3 * n..4 * n].iter().all(|x| x.is_nan()), "the last row sees its own key");
+    assert_same_bits(&before[4 * n..], &after[4 * n..], "the other sequence");
+}
+
+/// [INV-11]: chunks, windows and single tokens give the same bits.
+#[test]
+fn a_token_does_not_depend_on_its_window() {
+    let mut random = Random::new(4);
+    for shape in SHAPES {
+        let case = Case::new(&mut random, shape, &[(0, 140), (5, 4), (63, 3)]);
+        let n_tokens = case.positions.len();
+        let whole = case.run(0..n_tokens);
+        for window in 1..=17 {
+            for first in (0..n_tokens).step_by(window) {
+                let tokens = first..n_tokens.min(first + window);
+                let part = case.run(tokens.clone());
+                let expected = &whole[tokens.start * case.row_len()..tokens.end * case.row_len()];
+                assert_same_bits(expected, &part, &format!("window of {window}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let mut random = Random::new(5);
+    let case = Case::new(&mut random, TINY, &[(0, 200), (150, 1)]);
+    let run = |n_threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().unwrap();
+        pool.install(|| case.run(0..case.positions.len()))
+    };
+    assert_same_bits(&run(1), &run(3), "one and three threads");
+}
+
+#[test]
+#[should_panic(expected = "a visible position has a block")]
+fn a_visible_position_without_a_block_is_refused() {
+    let mut random = Random::new(6);
+    let mut case = Case::new(&mut random, TINY, &[(5, 1)]);
+    case.block_tables[0] = -1;
+    case.run(0..1);
+}

@@ -143,7 +143,13 @@ impl Attend<'_> {
 impl RowState {
     /// Turns the scores of the current block into weights and rescales what was summed before.
     #[inline(always)]
-    fn weigh<V: F32x16>(&mut self, query: &[Lanes], keys: &[Lanes], scale: f32, sums: &mut [Lanes]) {
+    fn weigh<V: F32x16>(
+        &mut self,
+        query: &[Lanes],
+        keys: &[Lanes],
+        scale: f32,
+        sums: &mut [Lanes],
+    ) {
         let n_chunks = self.n_keys.div_ceil(LANES);
         let keys = keys.chunks_exact(LANES * query.len());
         for (weights, keys) in self.weights.iter_mut().zip(keys).take(n_chunks) {

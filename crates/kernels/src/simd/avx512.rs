@@ -115,10 +115,7 @@ impl F32x16 for Avx512 {
 /// `[a[i] + a[i + 8], b[i] + b[i + 8]]`, eight lanes each.
 #[inline(always)]
 fn halves(a: __m512, b: __m512) -> __m512 {
-    avx512!(_mm512_add_ps(
-        _mm512_shuffle_f32x4::<0x44>(a, b),
-        _mm512_shuffle_f32x4::<0xee>(a, b)
-    ))
+    avx512!(_mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b)))
 }
 
 /// Per 128-bit lane `[a[i] + a[i + 2], b[i] + b[i + 2]]`, two elements each.
