@@ -1,2 +1,126 @@
-//! Project tasks.
-fn main() {}
+//! Project tasks, run as `cargo xtask <task>`. Builds without libtorch.
+#![expect(clippy::print_stderr, reason = "a task reports to the terminal")]
+
+mod ci;
+mod codegen;
+mod demo;
+mod libtorch;
+mod process;
+mod serve;
+mod setup;
+mod sim;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+/// A task: its name, its arguments, one line about it, its full help and what runs it.
+struct Task {
+    name: &'static str,
+    usage: &'static str,
+    about: &'static str,
+    help: &'static str,
+    run: fn(&[String]) -> Result<()>,
+}
+
+const TASKS: &[Task] = &[
+    Task {
+        name: "setup",
+        usage: "[--device cpu|cuda|rocm|auto]",
+        about: "Provide libtorch in .libtorch, or check the one that the environment names",
+        help: setup::HELP,
+        run: setup::run,
+    },
+    Task {
+        name: "demo",
+        usage: "[PROMPT]",
+        about: "Serve the bundled checkpoint and stream a completion with accepted drafts marked",
+        help: demo::HELP,
+        run: demo::run,
+    },
+    Task {
+        name: "serve",
+        usage: "[ARGS...]",
+        about: "Build and run `tandem serve` with these arguments",
+        help: serve::HELP,
+        run: serve::run,
+    },
+    Task {
+        name: "test",
+        usage: "[control|device]",
+        about: "Every test: control plane, simulation, then everything on libtorch",
+        help: test::HELP,
+        run: test::run,
+    },
+    Task {
+        name: "ci",
+        usage: "[lint|device-lint]",
+        about: "Everything that a change must pass, cheapest first",
+        help: ci::HELP,
+        run: ci::run,
+    },
+    Task {
+        name: "tidy",
+        usage: "",
+        about: "Check the rules of this repository that no other tool knows",
+        help: tidy::HELP,
+        run: tidy::run,
+    },
+    Task {
+        name: "codegen",
+        usage: "[--check]",
+        about: "Generate the gRPC types from proto/, or check that they are up to date",
+        help: codegen::HELP,
+        run: codegen::run,
+    },
+    Task {
+        name: "sim",
+        usage: "[--seeds N] [--start S] [--seed N]",
+        about: "Run the control plane against a hash language model",
+        help: sim::HELP,
+        run: sim::run,
+    },
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match dispatch(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(args: &[String]) -> Result<()> {
+    let Some((name, rest)) = args.split_first() else {
+        eprintln!("{}", overview());
+        return Ok(());
+    };
+    if matches!(name.as_str(), "help" | "--help" | "-h") {
+        eprintln!("{}", overview());
+        return Ok(());
+    }
+    let Some(task) = TASKS.iter().find(|task| task.name == name) else {
+        bail!("there is no task `{name}`\n\n{}", overview());
+    };
+    // `serve` hands its arguments on, its help included.
+    if task.name != "serve" && rest.iter().any(|arg| arg == "--help" || arg == "-h") {
+        eprintln!("cargo xtask {} {}\n\n{}.\n\n{}", task.name, task.usage, task.about, task.help);
+        return Ok(());
+    }
+    (task.run)(rest)
+}
+
+fn overview() -> String {
+    let mut text = "usage: cargo xtask <task> [--help]\n\ntasks:".to_owned();
+    for task in TASKS {
+        let call = format!("{} {}", task.name, task.usage);
+        text.push_str(&format!("\n  {call:<42}{}", task.about));
+    }
+    text
+}

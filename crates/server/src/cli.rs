@@ -26,7 +26,7 @@ pub(crate) enum Command {
 }
 
 /// What every command that runs a model needs to know.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct EngineArgs {
     /// Checkpoint folder in the Hugging Face layout, or the name of a bundled checkpoint
     #[arg(long, default_value = "tiny-dsv3")]

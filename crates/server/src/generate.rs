@@ -1,0 +1,176 @@
+//! `tandem generate`: prompts through one engine at once, results in the order of the prompts.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use engine::{EngineHandle, Events};
+use engine_types::{
+    FinishReason, Request, RequestEvent, SamplingParams, SpecDecodeStats, TokenId, TokensEvent,
+    Usage,
+};
+use serde_json::{Value, json};
+use tokenization::Tokenizer;
+
+use crate::cli::GenerateArgs;
+use crate::loading::{self, LoadedEngine};
+use crate::prompts::{self, PromptLine};
+use crate::output;
+
+/// What became of one prompt.
+#[derive(Debug, Default)]
+struct Generation {
+    prompt_ids: Vec<TokenId>,
+    token_ids: Vec<TokenId>,
+    accepted_per_step: Vec<u32>,
+    drafts_per_step: Vec<Vec<TokenId>>,
+    end: Option<(FinishReason, Usage, SpecDecodeStats)>,
+}
+
+pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
+    ensure!(
+        args.temperature == 0.0,
+        "--temperature {}: only greedy decoding is available so far; leave it out or give 0",
+        args.temperature
+    );
+    let prompts = prompts::of_generate(args)?;
+    let mut engine_args = args.engine.clone();
+    // All prompts are known and wait here anyway: nothing is refused for the length of the queue.
+    let n_prompts = u32::try_from(prompts.len()).context("too many prompts")?;
+    engine_args.max_queued_requests = engine_args.max_queued_requests.max(n_prompts);
+    let engine = loading::start_engine(&engine_args)?;
+    let result = run_prompts(args, &engine, &prompts);
+    engine.thread.drain();
+    result
+}
+
+fn run_prompts(
+    args: &GenerateArgs,
+    engine: &LoadedEngine,
+    prompts: &[(String, PromptLine)],
+) -> Result<()> {
+    let tokenizer = engine.model.tokenizer.as_deref();
+    let start = Instant::now();
+    let mut running = Vec::with_capacity(prompts.len());
+    for (place, prompt) in prompts {
+        let ids = prompt.ids(tokenizer, engine.model.config.vocab_size);
+        let submitted = ids.and_then(|ids| submit(args, &engine.handle, prompt, ids));
+        running.push(submitted.with_context(|| place.clone())?);
+    }
+    let mut n_tokens = 0;
+    let mut stats = SpecDecodeStats::default();
+    for (prompt_ids, events) in running {
+        let generation = collect(prompt_ids, events);
+        let (reason, _, spec_decode) = generation.end.as_ref().context("the engine has stopped")?;
+        if let FinishReason::Failed(message) = reason {
+            bail!("a step failed: {message}");
+        }
+        n_tokens += generation.token_ids.len();
+        stats.merge(spec_decode);
+        print(args, &generation, tokenizer)?;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    tracing::info!(
+        requests = prompts.len(),
+        tokens = n_tokens,
+        seconds,
+        tokens_per_second = n_tokens as f64 / seconds,
+        acceptance_length = stats.acceptance_length(),
+        "generated"
+    );
+    Ok(())
+}
+
+fn submit(
+    args: &GenerateArgs,
+    handle: &EngineHandle,
+    line: &PromptLine,
+    prompt: Vec<TokenId>,
+) -> Result<(Vec<TokenId>, Events)> {
+    let max_model_len = handle.limits().max_model_len;
+    let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+    let until_full = max_model_len.saturating_sub(n_prompt).max(1);
+    let max_tokens = line.max_tokens.or(args.max_tokens).unwrap_or(until_full);
+    let params = SamplingParams {
+        max_tokens,
+        ignore_eos: line.ignore_eos.unwrap_or(args.ignore_eos),
+        stop_token_ids: line.stop_token_ids.clone().unwrap_or(args.stop_token_ids.clone()),
+        stop_sequences: Vec::new(),
+        num_speculative_tokens: line.num_speculative_tokens,
+    };
+    // A step emits at least one token, so that no request has more events than tokens.
+    let (sink, events) = engine::channel(max_tokens.min(until_full) as usize);
+    let request = Request { id: handle.next_request_id(), prompt: prompt.clone(), params };
+    handle.submit(request, Box::new(sink))?;
+    Ok((prompt, events))
+}
+
+fn collect(prompt_ids: Vec<TokenId>, events: Events) -> Generation {
+    let mut generation = Generation { prompt_ids, ..Generation::default() };
+    for event in events {
+        match event {
+            RequestEvent::Tokens(TokensEvent { tokens, n_accepted, drafts, .. }) => {
+                generation.token_ids.extend(tokens);
+                if !drafts.is_empty() {
+                    generation.accepted_per_step.push(n_accepted);
+                    generation.drafts_per_step.push(drafts);
+                }
+            }
+            RequestEvent::Finished { reason, usage, spec_decode, .. } => {
+                generation.end = Some((reason, usage, spec_decode));
+            }
+            _ => {}
+        }
+    }
+    generation
+}
+
+fn print(
+    args: &GenerateArgs,
+    generation: &Generation,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<()> {
+    let text = tokenizer.map(|tokenizer| tokenizer.decode(&generation.token_ids, true));
+    if args.json {
+        return output::json_line(&to_json(generation, text));
+    }
+    let ids = || {
+        let ids: Vec<String> = generation.token_ids.iter().map(ToString::to_string).collect();
+        ids.join(",")
+    };
+    output::text(&format!("{}\n", text.unwrap_or_else(ids)))
+}
+
+fn to_json(generation: &Generation, text: Option<String>) -> Value {
+    let end = generation.end.as_ref();
+    let (usage, stats) = end.map_or_else(Default::default, |(_, usage, stats)| (*usage, *stats));
+    let mut object = json!({
+        "prompt_ids": generation.prompt_ids,
+        "token_ids": generation.token_ids,
+        "finish_reason": end.map(|(reason, ..)| finish_reason(reason)),
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+        },
+        "spec_decode": {
+            "num_draft_tokens": stats.n_draft_tokens,
+            "num_accepted_tokens": stats.n_accepted_tokens,
+            "accepted_per_step": generation.accepted_per_step,
+            "drafts_per_step": generation.drafts_per_step,
+            "acceptance_length": stats.acceptance_length(),
+        },
+    });
+    if let Some(text) = text {
+        object["text"] = json!(text);
+    }
+    object
+}
+
+/// The word that clients of other engines know for an end.
+fn finish_reason(reason: &FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Eos(_) | FinishReason::StopToken(_) | FinishReason::StopSequence(_) => "stop",
+        FinishReason::MaxTokens | FinishReason::ModelLength | FinishReason::OutOfBlocks => "length",
+        FinishReason::Aborted => "abort",
+        _ => "error",
+    }
+}

@@ -1,0 +1,52 @@
+//! `cargo xtask ci`: what a change must pass.
+
+use anyhow::{Result, bail};
+
+use crate::test::{CONTROL, DEVICE};
+use crate::{codegen, process, setup, test, tidy, workspace};
+
+pub(crate) const HELP: &str = "\
+  lint          format, tidy, generated code, clippy and docs of what builds without libtorch
+  device-lint   clippy and docs of the rest
+
+Without an argument: lint, then every test, then device-lint.";
+
+pub(crate) fn run(args: &[String]) -> Result<()> {
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => {
+            lint()?;
+            test::run(&[])?;
+            device_lint()
+        }
+        ["lint"] => lint(),
+        ["device-lint"] => device_lint(),
+        _ => bail!("ci takes lint, device-lint or nothing, not `{}`", args.join(" ")),
+    }
+}
+
+fn lint() -> Result<()> {
+    process::stage("format", || process::run(&mut process::cargo(["fmt", "--all", "--check"])))?;
+    process::stage("tidy", || tidy::run(&[]))?;
+    process::stage("generated code", || codegen::run(&["--check".to_owned()]))?;
+    clippy_and_docs(CONTROL, &[])
+}
+
+fn device_lint() -> Result<()> {
+    process::stage("libtorch", setup::ensure_libtorch)?;
+    // In release, to share the compiled binding with tests and server.
+    clippy_and_docs(DEVICE, &["--release"])
+}
+
+fn clippy_and_docs(planes: &[&str], profile: &[&str]) -> Result<()> {
+    let packages = workspace::packages_of(planes)?;
+    let of = planes.join(", ");
+    process::stage(&format!("clippy ({of})"), || {
+        let mut command = process::cargo(["clippy", "--quiet", "--all-targets"]);
+        process::run(command.args(profile).args(&packages).args(["--", "-D", "warnings"]))
+    })?;
+    process::stage(&format!("docs ({of})"), || {
+        let mut command = process::cargo(["doc", "--quiet", "--no-deps"]);
+        command.args(profile).args(&packages);
+        process::run(command.env("RUSTDOCFLAGS", "-D warnings"))
+    })
+}

@@ -1,0 +1,28 @@
+//! `cargo xtask serve`: build and become the server.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::{process, setup};
+
+pub(crate) const HELP: &str = "Arguments are those of `tandem serve`.";
+
+pub(crate) fn run(args: &[String]) -> Result<()> {
+    setup::ensure_libtorch()?;
+    let tandem = build(&["-p", "server"])?;
+    process::run(std::process::Command::new(tandem).arg("serve").args(args))
+}
+
+/// Builds in release and returns the executable that cargo reports, wherever the target folder is.
+pub(crate) fn build(target: &[&str]) -> Result<PathBuf> {
+    let mut command = process::cargo(["build", "--release"]);
+    command.args(target).arg("--message-format=json-render-diagnostics");
+    let messages = process::output(&mut command)?;
+    let mut executables = messages.lines().filter_map(|line| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        message["executable"].as_str().map(PathBuf::from)
+    });
+    executables.next_back().context("cargo built no executable")
+}
