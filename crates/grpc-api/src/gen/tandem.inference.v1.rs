@@ -68,8 +68,9 @@ pub mod generate_request {
         TokenIds(super::TokenIds),
     }
 }
-/// How each token is chosen. Only greedy decoding is available so far: a value that asks for
-/// anything else is refused with INVALID_ARGUMENT, never ignored.
+/// How each token is chosen. Only greedy decoding is available so far: a request for anything else
+/// is refused with INVALID_ARGUMENT, never ignored. Greedy decoding is temperature absent or 0, n
+/// absent or 1, no logit_bias; top_p, top_k and seed do not change its result.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SamplingParams {
     /// Temperature, at least 0. Absent or 0 is greedy decoding: the most likely token, always.
@@ -81,7 +82,7 @@ pub struct SamplingParams {
     /// Number of most likely tokens to choose from. Absent or 0 is all.
     #[prost(uint32, optional, tag = "3")]
     pub top_k: ::core::option::Option<u32>,
-    /// Seed of the random choice; no effect on greedy decoding.
+    /// Seed of the random choice.
     #[prost(uint64, optional, tag = "4")]
     pub seed: ::core::option::Option<u64>,
     /// Number of independent outputs, at least 1. Absent is 1.
