@@ -1,0 +1,113 @@
+//! From a checkpoint folder to the model that runs it.
+
+use std::path::Path;
+
+use model_config::{Architecture, ModelConfig};
+use nn_layers::Ops;
+use tch::{Device, Kind};
+use weights::Checkpoint;
+
+use crate::causal_lm::CausalLm;
+use crate::deepseek_mtp::DeepseekMtp;
+use crate::deepseek_v3::DeepseekV3;
+use crate::error::LoadError;
+use crate::layer_weights::LayerBuilder;
+
+/// The dtype of weights, and of activations where plain tensor operations compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ComputeDtype {
+    /// IEEE single precision.
+    #[default]
+    Float32,
+    /// bfloat16; the fused CPU kernels keep activations in float32.
+    Bfloat16,
+}
+
+impl ComputeDtype {
+    /// As libtorch calls it.
+    #[must_use]
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::Float32 => Kind::Float,
+            Self::Bfloat16 => Kind::BFloat16,
+        }
+    }
+}
+
+/// How a model is loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// Where it runs.
+    pub device: Device,
+    /// What it computes in.
+    pub dtype: ComputeDtype,
+    /// Load the MTP layers, and refuse a checkpoint whose MTP layers are not complete.
+    pub drafting: bool,
+    /// The implementation of layers; `None` is what the device runs best.
+    pub ops: Option<Ops>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { device: Device::Cpu, dtype: ComputeDtype::default(), drafting: false, ops: None }
+    }
+}
+
+/// A model in memory.
+pub struct LoadedModel {
+    /// Its configuration.
+    pub config: ModelConfig,
+    /// The target model.
+    pub target: Box<dyn CausalLm>,
+    /// The MTP layers, if drafting was asked for.
+    pub mtp: Option<DeepseekMtp>,
+    /// Where it runs.
+    pub device: Device,
+    /// What it computes in, and the dtype of its caches.
+    pub dtype: ComputeDtype,
+}
+
+impl LoadedModel {
+    /// Latent caches that a pass needs: one for each layer of the target, then one for each MTP
+    /// layer that was loaded.
+    #[must_use]
+    pub fn num_cache_layers(&self) -> usize {
+        self.config.num_hidden_layers + self.mtp.as_ref().map_or(0, DeepseekMtp::num_layers)
+    }
+}
+
+/// Loads the checkpoint in `dir`.
+///
+/// # Errors
+///
+/// [`LoadError`] if the configuration or the checkpoint is refused, or memory is short. With
+/// `drafting`, also if the checkpoint promises no MTP layer or lacks one of their tensors.
+pub fn load(dir: &Path, options: LoadOptions) -> Result<LoadedModel, LoadError> {
+    let config = ModelConfig::load(dir)?;
+    let checkpoint = Checkpoint::open(dir)?;
+    let mut expected = config.target_tensors();
+    if options.drafting {
+        checkpoint.check_mtp(&config)?;
+        expected.extend(config.all_mtp_tensors());
+    }
+    let mut builder = LayerBuilder {
+        config: &config,
+        tensors: checkpoint.load(&expected, options.device, options.dtype.kind())?,
+        ops: options.ops.unwrap_or_else(|| Ops::for_device(options.device)),
+    };
+    let (target, mtp) = match config.architecture {
+        Architecture::DeepseekV3 => {
+            let target = DeepseekV3::build(&mut builder)?;
+            let mtp = options.drafting.then(|| DeepseekMtp::build(&mut builder, &target));
+            (target, mtp.transpose()?)
+        }
+        other => unreachable!("model-config validates {other:?} and no model runs it"),
+    };
+    Ok(LoadedModel {
+        config,
+        target: Box::new(target),
+        mtp,
+        device: options.device,
+        dtype: options.dtype,
+    })
+}
