@@ -36,18 +36,24 @@
 
 mod exp;
 mod linear;
+mod logits;
 mod mla;
+mod mlp;
 mod norm;
 mod parallel;
 mod rope;
 mod round;
+mod router;
 mod simd;
 #[cfg(test)]
 mod test_util;
 
 pub use exp::silu_and_mul;
 pub use linear::PackedLinear;
+pub use logits::{argmax_rows, log_softmax_gather};
 pub use mla::{LatentCache, MlaBatch, MlaShape, mla_attention};
+pub use mlp::{MoeExperts, SwiGluMlp};
 pub use norm::{add_rms_norm, rms_norm};
 pub use rope::{RopeStyle, rope_in_place};
 pub use round::round_bf16_in_place;
+pub use router::{Router, RouterConfig};
