@@ -45,6 +45,9 @@ mod error;
 mod layer_weights;
 mod registry;
 
+#[cfg(test)]
+mod tests;
+
 pub use causal_lm::{CausalLm, ForwardContext};
 pub use deepseek_mtp::{BoundMtp, DeepseekMtp};
 pub use error::LoadError;
