@@ -1,10 +1,11 @@
 //! The gated feed-forward layer.
 
-use kernels::PackedLinear;
-use tch::Tensor;
-use torch_ext::{TensorError, empty, slice_mut};
+use half::bf16;
+use kernels::SwiGluMlp;
+use tch::{Kind, Tensor};
+use torch_ext::{TensorError, empty, slice, slice_mut};
 
-use crate::ops::{Ops, matrix, pack, rows};
+use crate::ops::{Ops, matrix, rows};
 
 /// `down(silu(gate(x)) * up(x))`; gate and up are one matrix.
 #[derive(Debug)]
@@ -15,7 +16,7 @@ pub struct GatedMlp {
 #[derive(Debug)]
 enum Form {
     Torch { gate_up: Tensor, down: Tensor },
-    Fused(PackedMlp),
+    Fused(SwiGluMlp),
 }
 
 impl GatedMlp {
@@ -26,19 +27,14 @@ impl GatedMlp {
     ///
     /// [`TensorError`] if the shapes do not fit together.
     pub fn new(gate_up_down: [&Tensor; 3], ops: Ops) -> Result<Self, TensorError> {
-        let [gate, up, down] = gate_up_down;
-        let (inner, hidden) = matrix(gate)?;
-        if matrix(down)? != (hidden, inner) {
-            return Err(TensorError::WrongShape {
-                what: "the weight of down_proj",
-                found: down.size(),
-                expected: vec![hidden as i64, inner as i64],
-            });
-        }
-        let gate_up = Tensor::f_cat(&[gate, up], 0)?;
         let form = match ops {
-            Ops::Torch => Form::Torch { gate_up, down: down.shallow_clone() },
-            Ops::Fused => Form::Fused(PackedMlp { gate_up: pack(&gate_up)?, down: pack(down)? }),
+            Ops::Torch => {
+                check_shapes(gate_up_down)?;
+                let [gate, up, down] = gate_up_down;
+                let gate_up = Tensor::f_cat(&[gate, up], 0)?;
+                Form::Torch { gate_up, down: down.shallow_clone() }
+            }
+            Ops::Fused => Form::Fused(pack_mlp(gate_up_down)?),
         };
         Ok(Self { form })
     }
@@ -56,39 +52,38 @@ impl GatedMlp {
                 Ok(inner.f_linear(down, None::<&Tensor>)?)
             }
             Form::Fused(mlp) => {
-                let (rows, _) = rows(x, mlp.gate_up.n_in())?;
+                let (rows, _) = rows(x, mlp.hidden())?;
                 let mut out = empty::<f32>(&x.size())?;
                 mlp.forward(rows, slice_mut(&mut out)?);
                 Ok(out)
             }
         }
     }
+}
 
-    /// The packed weights; fused form only.
-    pub(crate) fn packed(&self) -> &PackedMlp {
-        match &self.form {
-            Form::Fused(mlp) => mlp,
-            Form::Torch { .. } => unreachable!("packed weights are used by fused layers only"),
+/// Packs the weights of gate, up and down.
+pub(crate) fn pack_mlp(gate_up_down: [&Tensor; 3]) -> Result<SwiGluMlp, TensorError> {
+    check_shapes(gate_up_down)?;
+    let [gate, up, down] = gate_up_down;
+    let hidden = matrix(gate)?.1;
+    if gate.f_kind()? == Kind::BFloat16 {
+        let (gate, up) = (slice::<bf16>(gate)?, slice(up)?);
+        return Ok(SwiGluMlp::from_bf16(gate, up, slice(down)?, hidden));
+    }
+    Ok(SwiGluMlp::from_f32(slice(gate)?, slice(up)?, slice(down)?, hidden))
+}
+
+fn check_shapes([gate, up, down]: [&Tensor; 3]) -> Result<(), TensorError> {
+    let (inner, hidden) = matrix(gate)?;
+    let shape = [inner as i64, hidden as i64];
+    for (what, weight, expected) in [
+        ("the weight of up_proj", up, shape),
+        ("the weight of down_proj", down, [shape[1], shape[0]]),
+    ] {
+        if weight.size() != expected {
+            let (found, expected) = (weight.size(), expected.to_vec());
+            return Err(TensorError::WrongShape { what, found, expected });
         }
     }
-}
-
-/// The fused form: gate and up `[2 * inner, hidden]`, and down.
-#[derive(Debug)]
-pub(crate) struct PackedMlp {
-    gate_up: PackedLinear,
-    down: PackedLinear,
-}
-
-impl PackedMlp {
-    /// `x` and `out` are `[n_rows, hidden]`.
-    pub(crate) fn forward(&self, x: &[f32], out: &mut [f32]) {
-        let n_rows = x.len() / self.gate_up.n_in();
-        let inner = self.down.n_in();
-        let mut gate_up = vec![0.0; n_rows * 2 * inner];
-        self.gate_up.forward(x, &mut gate_up);
-        let mut activated = vec![0.0; n_rows * inner];
-        kernels::silu_and_mul(&gate_up, inner, &mut activated);
-        self.down.forward(&activated, out);
-    }
+    Ok(())
 }

@@ -1,12 +1,13 @@
 //! Mixture of experts.
 
+use kernels::{MoeExperts, SwiGluMlp};
 use model_config::MoeConfig;
 use tch::Tensor;
-use torch_ext::{TensorError, empty, slice_mut};
+use torch_ext::{TensorError, empty, slice, slice_mut};
 
-use crate::mlp::GatedMlp;
-use crate::ops::{Ops, rows};
-use crate::router::Router;
+use crate::mlp::{GatedMlp, pack_mlp};
+use crate::ops::Ops;
+use crate::router::{Router, Routing};
 
 /// The weights of a mixture of experts; gate, up and down of an expert as for [`GatedMlp`].
 #[derive(Debug)]
@@ -25,11 +26,14 @@ pub struct MoeWeights {
 #[derive(Debug)]
 pub struct MoeMlp {
     router: Router,
-    experts: Vec<GatedMlp>,
+    experts: Experts,
     shared: Option<GatedMlp>,
-    ops: Ops,
-    hidden: usize,
-    experts_per_token: usize,
+}
+
+#[derive(Debug)]
+enum Experts {
+    Torch(Vec<GatedMlp>),
+    Fused(MoeExperts),
 }
 
 impl MoeMlp {
@@ -40,13 +44,18 @@ impl MoeMlp {
     /// [`TensorError`] if shapes do not fit or the router is not float32.
     pub fn new(weights: &MoeWeights, config: &MoeConfig, ops: Ops) -> Result<Self, TensorError> {
         let mlp = |weights: &[Tensor; 3]| GatedMlp::new(weights.each_ref(), ops);
+        let pack = |weights: &[Tensor; 3]| pack_mlp(weights.each_ref());
+        let experts = weights.experts.iter();
         Ok(Self {
             router: Router::new(&weights.gate, &weights.bias, config, ops)?,
-            experts: weights.experts.iter().map(mlp).collect::<Result<_, _>>()?,
+            experts: match ops {
+                Ops::Torch => Experts::Torch(experts.map(mlp).collect::<Result<_, _>>()?),
+                Ops::Fused => {
+                    let packed = experts.map(pack).collect::<Result<Vec<SwiGluMlp>, _>>()?;
+                    Experts::Fused(MoeExperts::new(packed))
+                }
+            },
             shared: weights.shared.as_ref().map(mlp).transpose()?,
-            ops,
-            hidden: weights.gate.size()[1] as usize,
-            experts_per_token: config.num_experts_per_tok,
         })
     }
 
@@ -56,63 +65,41 @@ impl MoeMlp {
     ///
     /// [`TensorError`] if `x` does not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor, TensorError> {
-        match self.ops {
-            Ops::Torch => self.forward_plain(x),
-            Ops::Fused => {
-                let (rows, _) = rows(x, self.hidden)?;
+        let Routing { expert_ids, weights } = self.router.forward(x)?;
+        let mut out = match &self.experts {
+            Experts::Torch(experts) => forward_plain(experts, x, (&expert_ids, &weights))?,
+            Experts::Fused(experts) => {
                 let mut out = empty::<f32>(&x.size())?;
-                self.forward_fused(rows, slice_mut(&mut out)?);
-                Ok(out)
+                let (ids, weights) = (slice(&expert_ids)?, slice(&weights)?);
+                experts.forward(slice(x)?, ids, weights, slice_mut(&mut out)?);
+                out
             }
-        }
-    }
-
-    fn forward_plain(&self, x: &Tensor) -> Result<Tensor, TensorError> {
-        let routing = self.router.forward(x)?;
-        let mut out = match &self.shared {
-            Some(shared) => shared.forward(x)?,
-            None => x.f_zeros_like()?,
         };
-        let weights = routing.weights.f_to_kind(x.f_kind()?)?;
-        for (expert_idx, expert) in self.experts.iter().enumerate() {
-            let hits = routing.expert_ids.f_eq(expert_idx as i64)?.f_nonzero()?;
-            if hits.size()[0] == 0 {
-                continue;
-            }
-            let (token, slot) = (hits.f_select(1, 0)?, hits.f_select(1, 1)?);
-            let weight = weights.f_index(&[Some(&token), Some(&slot)])?.f_unsqueeze(1)?;
-            let rows = expert.forward(&x.f_index_select(0, &token)?)?.f_mul(&weight)?;
-            let _ = out.f_index_add_(0, &token, &rows)?;
+        if let Some(shared) = &self.shared {
+            let _ = out.f_add_(&shared.forward(x)?)?;
         }
         Ok(out)
     }
+}
 
-    /// Experts run in ascending order, so that a row sums its experts in an order of its own.
-    fn forward_fused(&self, x: &[f32], out: &mut [f32]) {
-        match &self.shared {
-            Some(shared) => shared.packed().forward(x, out),
-            None => out.fill(0.0),
+fn forward_plain(
+    experts: &[GatedMlp],
+    x: &Tensor,
+    (expert_ids, weights): (&Tensor, &Tensor),
+) -> Result<Tensor, TensorError> {
+    let mut out = x.f_zeros_like()?;
+    let weights = weights.f_to_kind(x.f_kind()?)?;
+    for (expert_idx, expert) in experts.iter().enumerate() {
+        let hits = expert_ids.f_eq(expert_idx as i64)?.f_nonzero()?;
+        if hits.size()[0] == 0 {
+            continue;
         }
-        let hidden = self.hidden;
-        let choices = self.router.route(x);
-        let mut inputs = Vec::new();
-        let mut outputs = Vec::new();
-        for (expert_idx, expert) in self.experts.iter().enumerate() {
-            let hits = || choices.iter().enumerate().filter(|(_, c)| c.expert == expert_idx);
-            let row_of = |choice_idx: usize| choice_idx / self.experts_per_token * hidden;
-            inputs.clear();
-            hits().for_each(|(i, _)| inputs.extend_from_slice(&x[row_of(i)..][..hidden]));
-            if inputs.is_empty() {
-                continue;
-            }
-            outputs.resize(inputs.len(), 0.0);
-            expert.packed().forward(&inputs, &mut outputs);
-            for ((i, choice), output) in hits().zip(outputs.chunks_exact(hidden)) {
-                let row = &mut out[row_of(i)..][..hidden];
-                row.iter_mut().zip(output).for_each(|(sum, value)| *sum += choice.weight * value);
-            }
-        }
+        let (token, slot) = (hits.f_select(1, 0)?, hits.f_select(1, 1)?);
+        let weight = weights.f_index(&[Some(&token), Some(&slot)])?.f_unsqueeze(1)?;
+        let rows = expert.forward(&x.f_index_select(0, &token)?)?.f_mul(&weight)?;
+        let _ = out.f_index_add_(0, &token, &rows)?;
     }
+    Ok(out)
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! The noaux_tc expert router.
 
-use kernels::PackedLinear;
+use kernels::RouterConfig;
 use model_config::MoeConfig;
 use tch::{Kind, Tensor};
-use torch_ext::{TensorError, slice, slice_mut};
+use torch_ext::{TensorError, empty, slice, slice_mut};
 
-use crate::ops::{Ops, matrix, pack, rows};
+use crate::ops::{Ops, matrix, rows};
 
 /// Chooses experts by sigmoid score plus correction bias inside the best groups, and weighs them
 /// by score alone. Everything is float32; of equal choices the lowest id wins.
@@ -13,18 +13,19 @@ use crate::ops::{Ops, matrix, pack, rows};
 pub struct Router {
     form: Form,
     config: MoeConfig,
+    hidden: usize,
 }
 
 #[derive(Debug)]
 enum Form {
     Torch { gate: Tensor, bias: Tensor },
-    Fused { gate: PackedLinear, bias: Vec<f32> },
+    Fused(kernels::Router),
 }
 
 /// The experts of each row, best first.
 #[derive(Debug)]
 pub struct Routing {
-    /// Expert ids, i64 `[T, num_experts_per_tok]`.
+    /// Expert ids, i32 `[T, num_experts_per_tok]`.
     pub expert_ids: Tensor,
     /// Their weights, f32 `[T, num_experts_per_tok]`.
     pub weights: Tensor,
@@ -51,7 +52,8 @@ impl Router {
             }
         }
         let n_experts = config.n_routed_experts;
-        if matrix(gate)?.0 != n_experts || bias.size() != [n_experts as i64] {
+        let (n_outputs, hidden) = matrix(gate)?;
+        if n_outputs != n_experts || bias.size() != [n_experts as i64] {
             return Err(TensorError::WrongShape {
                 what: "the bias of a router",
                 found: bias.size(),
@@ -61,10 +63,11 @@ impl Router {
         let form = match ops {
             Ops::Torch => Form::Torch { gate: gate.shallow_clone(), bias: bias.shallow_clone() },
             Ops::Fused => {
-                Form::Fused { gate: pack(gate)?, bias: slice(&bias.f_contiguous()?)?.to_vec() }
+                let config = fused_config(config);
+                Form::Fused(kernels::Router::new(slice(gate)?, slice(bias)?, config))
             }
         };
-        Ok(Self { form, config: config.clone() })
+        Ok(Self { form, config: config.clone(), hidden })
     }
 
     /// Routes the rows of `x` `[T, hidden]`.
@@ -75,43 +78,25 @@ impl Router {
     pub fn forward(&self, x: &Tensor) -> Result<Routing, TensorError> {
         match &self.form {
             Form::Torch { gate, bias } => plain(x, gate, bias, &self.config),
-            Form::Fused { gate, .. } => {
-                let (rows, n_rows) = rows(x, gate.n_in())?;
+            Form::Fused(router) => {
+                let (rows, n_rows) = rows(x, self.hidden)?;
                 let size = [n_rows as i64, self.config.num_experts_per_tok as i64];
-                let mut expert_ids = torch_ext::empty::<i64>(&size)?;
-                let mut weights = torch_ext::empty::<f32>(&size)?;
-                let ids = slice_mut::<i64>(&mut expert_ids)?.iter_mut();
-                let slots = ids.zip(slice_mut::<f32>(&mut weights)?);
-                for ((id, weight), choice) in slots.zip(self.route(rows)) {
-                    (*id, *weight) = (choice.expert as i64, choice.weight);
-                }
+                let (mut expert_ids, mut weights) = (empty::<i32>(&size)?, empty::<f32>(&size)?);
+                router.route(rows, slice_mut(&mut expert_ids)?, slice_mut(&mut weights)?);
                 Ok(Routing { expert_ids, weights })
             }
         }
     }
-
-    /// The choices of the rows of `x` `[T, hidden]`, `[T, num_experts_per_tok]`; fused form only.
-    pub(crate) fn route(&self, x: &[f32]) -> Vec<Choice> {
-        let Form::Fused { gate, bias } = &self.form else {
-            unreachable!("slices are routed by fused layers only")
-        };
-        let n_rows = x.len() / gate.n_in();
-        let mut scores = vec![0.0; n_rows * gate.n_out()];
-        gate.forward(x, &mut scores);
-        let mut choices = Vec::with_capacity(n_rows * self.config.num_experts_per_tok);
-        for scores in scores.chunks_exact_mut(gate.n_out()) {
-            scores.iter_mut().for_each(|score| *score = 1.0 / (1.0 + (-*score).exp()));
-            choose(scores, bias, &self.config, &mut choices);
-        }
-        choices
-    }
 }
 
-/// One expert of one row.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Choice {
-    pub(crate) expert: usize,
-    pub(crate) weight: f32,
+fn fused_config(config: &MoeConfig) -> RouterConfig {
+    RouterConfig {
+        n_group: config.n_group,
+        topk_group: config.topk_group,
+        top_k: config.num_experts_per_tok,
+        norm_topk_prob: config.norm_topk_prob,
+        routed_scaling_factor: config.routed_scaling_factor as f32,
+    }
 }
 
 fn plain(
@@ -139,60 +124,16 @@ fn plain(
         let sum = weights.f_sum_dim_intlist(-1, true, Kind::Float)?.f_add_scalar(1e-20)?;
         weights = weights.f_div(&sum)?;
     }
-    Ok(Routing { expert_ids, weights: weights.f_mul_scalar(config.routed_scaling_factor)? })
+    Ok(Routing {
+        expert_ids: expert_ids.f_to_kind(Kind::Int)?,
+        weights: weights.f_mul_scalar(config.routed_scaling_factor)?,
+    })
 }
 
 /// The columns of the `k` highest values of each row, best first, of equals the lowest.
 fn best(values: &Tensor, k: usize) -> Result<Tensor, TensorError> {
     let order = values.f_sort_stable(true, -1, true)?.1;
     Ok(order.f_narrow(1, 0, k as i64)?)
-}
-
-/// Appends the choices of one row to `choices`.
-fn choose(scores: &[f32], bias: &[f32], config: &MoeConfig, choices: &mut Vec<Choice>) {
-    let mut biased: Vec<f32> = scores.iter().zip(bias).map(|(score, bias)| score + bias).collect();
-    let group_size = biased.len() / config.n_group;
-    if config.n_group > 1 {
-        let group_scores = biased.chunks_exact(group_size).map(best_two).collect::<Vec<_>>();
-        let mut remaining = group_scores;
-        for _ in 0..config.n_group - config.topk_group {
-            // Of equal groups the highest is dropped first, so that the lowest wins.
-            let worst = last_lowest(&remaining);
-            remaining[worst] = f32::INFINITY;
-            biased[worst * group_size..][..group_size].fill(f32::NEG_INFINITY);
-        }
-    }
-    let start = choices.len();
-    for _ in 0..config.num_experts_per_tok {
-        let expert = first_highest(&biased);
-        biased[expert] = f32::NEG_INFINITY;
-        choices.push(Choice { expert, weight: scores[expert] });
-    }
-    let chosen = &mut choices[start..];
-    let sum: f32 = chosen.iter().map(|choice| choice.weight).sum();
-    let divisor = if config.norm_topk_prob { sum + 1e-20 } else { 1.0 };
-    let scale = config.routed_scaling_factor as f32;
-    chosen.iter_mut().for_each(|choice| choice.weight = choice.weight / divisor * scale);
-}
-
-fn best_two(values: &[f32]) -> f32 {
-    let mut top = [f32::NEG_INFINITY; 2];
-    for &value in values {
-        if value > top[0] {
-            top = [value, top[0]];
-        } else if value > top[1] {
-            top[1] = value;
-        }
-    }
-    if values.len() == 1 { top[0] } else { top[0] + top[1] }
-}
-
-fn first_highest(values: &[f32]) -> usize {
-    (1..values.len()).fold(0, |best, i| if values[i] > values[best] { i } else { best })
-}
-
-fn last_lowest(values: &[f32]) -> usize {
-    (1..values.len()).fold(0, |worst, i| if values[i] <= values[worst] { i } else { worst })
 }
 
 #[cfg(test)]
