@@ -1,0 +1,125 @@
+//! Why a runner cannot be built.
+
+use std::fmt;
+
+use sampler::SamplerError;
+use spec_decode::SpecDecodeError;
+use tch::TchError;
+use torch_ext::TensorError;
+
+/// An error of [`Runner::new`](crate::Runner::new).
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RunnerError {
+    /// An option is outside its bounds.
+    Option {
+        /// Which option.
+        name: &'static str,
+        /// Its value.
+        value: u64,
+        /// What is allowed.
+        limit: String,
+    },
+    /// Drafts are wanted, but the checkpoint has no MTP layer, or it was loaded without them.
+    NoMtpLayers {
+        /// The drafts wanted.
+        num_speculative_tokens: u32,
+    },
+    /// The memory for KV does not hold one block.
+    NoRoomForKv {
+        /// The memory.
+        kv_cache_bytes: u64,
+        /// What one block needs.
+        block_bytes: u64,
+    },
+    /// The drafter cannot be built.
+    SpecDecode(SpecDecodeError),
+    /// A tensor operation failed, for example an allocation.
+    Tensor(TchError),
+}
+
+impl fmt::Display for RunnerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Option { name, value, limit } => write!(f, "{name} is {value}; allowed: {limit}"),
+            Self::NoMtpLayers { num_speculative_tokens } => write!(
+                f,
+                "num_speculative_tokens is {num_speculative_tokens}, but the model has no MTP \
+                 layer to draft with; use 0"
+            ),
+            Self::NoRoomForKv { kv_cache_bytes, block_bytes } => write!(
+                f,
+                "one KV block needs {block_bytes} bytes, more than the {kv_cache_bytes} allowed \
+                 for the KV cache"
+            ),
+            Self::SpecDecode(error) => error.fmt(f),
+            Self::Tensor(error) => write!(f, "the runner's tensors: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for RunnerError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::SpecDecode(error) => error.source(),
+            Self::Tensor(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<SpecDecodeError> for RunnerError {
+    fn from(error: SpecDecodeError) -> Self {
+        Self::SpecDecode(error)
+    }
+}
+
+impl From<TchError> for RunnerError {
+    fn from(error: TchError) -> Self {
+        Self::Tensor(error)
+    }
+}
+
+/// Why a step failed. Only its text leaves the runner.
+#[derive(Debug)]
+pub(crate) enum StepError {
+    Target(TensorError),
+    Sampler(SamplerError),
+    SpecDecode(SpecDecodeError),
+    Tensor(TchError),
+}
+
+impl fmt::Display for StepError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Target(error) => write!(f, "the target's forward pass: {error}"),
+            Self::Sampler(error) => write!(f, "the target's choice of tokens: {error}"),
+            Self::SpecDecode(error) => write!(f, "drafting: {error}"),
+            Self::Tensor(error) => write!(f, "a tensor operation failed: {error}"),
+        }
+    }
+}
+
+impl From<TensorError> for StepError {
+    fn from(error: TensorError) -> Self {
+        Self::Target(error)
+    }
+}
+
+impl From<SamplerError> for StepError {
+    fn from(error: SamplerError) -> Self {
+        Self::Sampler(error)
+    }
+}
+
+impl From<SpecDecodeError> for StepError {
+    fn from(error: SpecDecodeError) -> Self {
+        Self::SpecDecode(error)
+    }
+}
+
+impl From<TchError> for StepError {
+    fn from(error: TchError) -> Self {
+        Self::Tensor(error)
+    }
+}

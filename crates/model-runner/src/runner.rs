@@ -1,0 +1,183 @@
+//! The step executor: one target pass over all rows, then verification, then drafts.
+
+use attention_backends::{AttentionBackend, CpuBackend, DeviceLayout, ReferenceBackend};
+use batch_layout::BatchLayout;
+use engine_types::{
+    ExecutorError, ExecutorLimits, PlanRow, StepExecutor, StepOutcome, StepPlan, TokenId,
+};
+use models::{DeepseekMtp, ForwardContext, LoadedModel};
+use spec_decode::{AcceptedRuns, DraftSeq, EagleProposer};
+use tch::{Device, Tensor};
+
+use crate::error::{RunnerError, StepError};
+use crate::kv_cache::KvCache;
+use crate::limits::{AttentionChoice, RunnerOptions, plan_limits};
+use crate::staging::Staging;
+
+/// A model with its KV caches, behind [`StepExecutor`].
+pub struct Runner {
+    model: LoadedModel,
+    backend: Box<dyn AttentionBackend>,
+    limits: ExecutorLimits,
+    pub(crate) kv_cache: KvCache,
+    staging: Staging,
+    target_ids: Vec<TokenId>,
+    runs: AcceptedRuns,
+    proposer: EagleProposer,
+}
+
+impl StepExecutor for Runner {
+    fn limits(&self) -> ExecutorLimits {
+        self.limits
+    }
+
+    fn execute(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+        outcome.clear();
+        if plan.is_empty() {
+            return Ok(());
+        }
+        let failed = |error: String| ExecutorError::Step(format!("{}: {error}", plan.step_id));
+        self.staging.fill(plan, &self.limits).map_err(failed)?;
+        tch::no_grad(|| self.step(plan, outcome)).map_err(|error| failed(error.to_string()))
+    }
+}
+
+impl Runner {
+    /// Allocates the KV caches of `model` and plans its limits.
+    ///
+    /// # Errors
+    ///
+    /// [`RunnerError`] if an option is outside its bounds, drafts are wanted of a model that was
+    /// loaded without MTP layers, or memory is short.
+    pub fn new(model: LoadedModel, options: &RunnerOptions) -> Result<Self, RunnerError> {
+        let num_mtp_layers = model.mtp.as_ref().map_or(0, DeepseekMtp::num_layers);
+        let kind = model.dtype.kind();
+        let limits = plan_limits(options, &model.config, num_mtp_layers, kind.elt_size_in_bytes())?;
+        let n_slots = i64::from(limits.num_blocks) * i64::from(limits.block_size);
+        let width = model.config.attention.cache_width() as i64;
+        let kv_cache = KvCache::new(
+            model.num_cache_layers(),
+            [n_slots, width],
+            (kind, model.device),
+            options.kv_init,
+        )?;
+        let backend: Box<dyn AttentionBackend> = match (options.attention, model.device) {
+            (AttentionChoice::Auto, Device::Cpu) => Box::new(CpuBackend),
+            _ => Box::new(ReferenceBackend),
+        };
+        let proposer = EagleProposer::new(
+            options.num_speculative_tokens as usize,
+            num_mtp_layers,
+            limits.block_size,
+        )?;
+        tracing::info!(
+            num_blocks = limits.num_blocks,
+            block_size = limits.block_size,
+            kv_bytes = kv_cache.n_bytes(),
+            attention = backend.name(),
+            num_speculative_tokens = limits.max_num_speculative_tokens,
+            num_mtp_layers,
+            "runner ready"
+        );
+        Ok(Self {
+            model,
+            backend,
+            limits,
+            kv_cache,
+            staging: Staging::new(limits.block_size),
+            target_ids: Vec::new(),
+            runs: AcceptedRuns::default(),
+            proposer,
+        })
+    }
+
+    fn step(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), StepError> {
+        let hidden = self.forward(&self.staging.ids, &self.staging.layout)?;
+        self.verify(&hidden)?;
+        self.propose(plan, &hidden, outcome)
+    }
+
+    /// Runs the target over all rows: hidden states after its final norm, `[n_tokens, hidden]`.
+    pub(crate) fn forward(&self, ids: &[i64], layout: &BatchLayout) -> Result<Tensor, StepError> {
+        let cx = ForwardContext {
+            layout: &DeviceLayout::upload(layout, self.model.device),
+            caches: self.kv_cache.layers(),
+            backend: self.backend.as_ref(),
+        };
+        Ok(self.model.target.forward(&self.upload(ids)?, &cx)?)
+    }
+
+    /// Logits of hidden states, f32 `[R, vocab]`.
+    pub(crate) fn logits(&self, hidden: &Tensor) -> Result<Tensor, StepError> {
+        Ok(self.model.target.logits(hidden)?)
+    }
+
+    pub(crate) fn upload(&self, values: &[i64]) -> Result<Tensor, StepError> {
+        Ok(Tensor::f_from_slice(values)?.f_to_device(self.model.device)?)
+    }
+
+    /// Chooses the target's token at every logits row and verifies the drafts against them.
+    fn verify(&mut self, hidden: &Tensor) -> Result<(), StepError> {
+        let metadata = &self.staging.metadata;
+        self.target_ids.clear();
+        if metadata.n_seqs() > 0 {
+            let rows = self.upload(metadata.logits_rows())?;
+            let logits = self.logits(&hidden.f_index_select(0, &rows)?)?;
+            sampler::greedy(&logits, &mut self.target_ids)?;
+        }
+        self.runs.verify_greedy(metadata, &self.target_ids);
+        Ok(())
+    }
+
+    /// Drafts for the next step and fills the outcome.
+    fn propose(
+        &mut self,
+        plan: &StepPlan,
+        hidden: &Tensor,
+        outcome: &mut StepOutcome,
+    ) -> Result<(), StepError> {
+        let run_of = |row_idx| match self.staging.sampling_idx(row_idx) {
+            Some(seq) => self.runs.run(seq),
+            None => &[],
+        };
+        let mut drafts: &[Vec<TokenId>] = &[];
+        if let Some(mtp) = &self.model.mtp {
+            let drafted = plan.rows().iter().enumerate().filter(|(_, row)| row.drafting);
+            let seqs: Vec<DraftSeq<'_>> = drafted
+                .map(|(row_idx, row)| {
+                    draft_seq(plan, row, run_of(row_idx), self.staging.blocks(row_idx))
+                })
+                .collect();
+            let drafter = mtp.bind(self.kv_cache.layers(), self.backend.as_ref());
+            drafts = self.proposer.propose(&drafter, &seqs, hidden)?;
+        }
+        let mut drafts = drafts.iter().map(Vec::as_slice);
+        for (row_idx, row) in plan.rows().iter().enumerate() {
+            let run = run_of(row_idx);
+            let n_accepted = run.len().saturating_sub(1) as u32;
+            let proposed = if row.drafting { drafts.next() } else { None };
+            outcome.push_row(row.request_id, run, n_accepted, proposed.unwrap_or(&[]));
+        }
+        Ok(())
+    }
+}
+
+/// What the drafter needs to know of a row whose accepted run is `run`, empty for a middle chunk.
+fn draft_seq<'a>(
+    plan: &'a StepPlan,
+    row: &PlanRow,
+    run: &'a [TokenId],
+    blocks: &'a [u32],
+) -> DraftSeq<'a> {
+    let n_accepted = run.len().saturating_sub(1);
+    let n_valid = (row.n_query - row.n_draft) as usize + n_accepted;
+    let first_row = row.token_span().range().start;
+    DraftSeq {
+        first_position: row.n_computed,
+        rows: first_row..first_row + n_valid,
+        tokens: &plan.tokens(row)[..n_valid],
+        following: if row.samples { &run[n_accepted..] } else { plan.lookahead(row) },
+        blocks,
+        n_propose: row.n_propose as usize,
+    }
+}

@@ -1,0 +1,137 @@
+//! Tests of the runner on the bundled checkpoint.
+
+mod driver;
+mod oracle;
+
+use batch_layout::{BatchLayout, SeqSpec};
+use engine_types::{
+    BlockId, ExecutorError, RequestId, RowSpec, StepExecutor, StepOutcome, StepPlan, TokenId,
+};
+use models::{LoadOptions, LoadedModel};
+use tch::Tensor;
+
+use crate::kv_cache::KvInit;
+use crate::limits::RunnerOptions;
+use crate::runner::Runner;
+
+const PROMPT: [TokenId; 9] = [0, 856, 1168, 596, 332, 2097, 3770, 2744, 330];
+
+fn options(num_speculative_tokens: u32) -> RunnerOptions {
+    RunnerOptions {
+        num_blocks: Some(1024),
+        max_num_batched_tokens: 8192,
+        num_speculative_tokens,
+        ..RunnerOptions::default()
+    }
+}
+
+fn load(drafting: bool) -> LoadedModel {
+    let dir = bundled_checkpoints::resolve("tiny-dsv3", None).unwrap();
+    models::load(&dir, LoadOptions { drafting, ..LoadOptions::default() }).unwrap()
+}
+
+fn runner(options: &RunnerOptions) -> Runner {
+    Runner::new(load(options.num_speculative_tokens > 0), options).unwrap()
+}
+
+/// Logits of the rows at positions `n_computed ..` of a sequence in `blocks`.
+fn logits(runner: &Runner, n_computed: u32, tokens: &[TokenId], blocks: &[u32]) -> Tensor {
+    let mut layout = BatchLayout::new(runner.limits().block_size);
+    layout.push(SeqSpec { n_computed, n_query: u32::try_from(tokens.len()).unwrap() }, blocks);
+    layout.finish();
+    let ids: Vec<i64> = tokens.iter().map(|&id| i64::from(id)).collect();
+    runner.logits(&runner.forward(&ids, &layout).unwrap()).unwrap()
+}
+
+/// Fault case L16: a verify row sees the tokens up to its own and nothing behind.
+#[test]
+fn verify_rows_do_not_see_the_drafts_behind_them() {
+    let runner = runner(&RunnerOptions { block_size: 4, kv_init: KvInit::Nan, ..options(3) });
+    let blocks = [5, 2, 9];
+    let _ = logits(&runner, 0, &PROMPT[..5], &blocks);
+    let window = logits(&runner, 5, &PROMPT[5..9], &blocks);
+    let other = logits(&runner, 5, &[PROMPT[5], PROMPT[6], PROMPT[7], 77], &blocks);
+    assert!(window.narrow(0, 0, 3).equal(&other.narrow(0, 0, 3)), "bit for bit");
+    assert!(!window.get(3).equal(&other.get(3)));
+    for (row, position) in (5..9).enumerate() {
+        let single = logits(&runner, position, &PROMPT[5 + row..=5 + row], &blocks);
+        assert!(single.get(0).equal(&window.get(i64::try_from(row).unwrap())), "row {row}");
+    }
+    // In a batch of lengths 5 and 9 the rows are those of the sequences alone.
+    let long: Vec<TokenId> = PROMPT.iter().rev().copied().chain(PROMPT).collect();
+    let _ = logits(&runner, 0, &long[..9], &[20, 21, 22, 23]);
+    let alone = logits(&runner, 9, &long[9..13], &[20, 21, 22, 23]);
+    let mut layout = BatchLayout::new(4);
+    layout.push(SeqSpec { n_computed: 5, n_query: 4 }, &blocks);
+    layout.push(SeqSpec { n_computed: 9, n_query: 4 }, &[20, 21, 22, 23]);
+    layout.finish();
+    let ids: Vec<i64> = PROMPT[5..9].iter().chain(&long[9..13]).map(|&id| i64::from(id)).collect();
+    let both = runner.logits(&runner.forward(&ids, &layout).unwrap()).unwrap();
+    assert!(both.equal(&Tensor::cat(&[&window, &alone], 0)), "bit for bit");
+}
+
+#[test]
+fn plans_that_break_a_bound_are_refused_and_later_ones_run() {
+    let mut runner = runner(&RunnerOptions { max_num_seqs: 2, ..options(3) });
+    let good = RowSpec { n_computed: 0, n_draft: 0, samples: true, drafting: true, n_propose: 3 };
+    let rows: [(RowSpec, &[TokenId], &[TokenId], &[BlockId], &str); 9] = [
+        (good, &[4096], &[], &[BlockId(0)], "token 4096, vocab_size is 4096"),
+        (good, &[1], &[], &[BlockId(1024)], "block 1024, num_blocks is 1024"),
+        (RowSpec { n_computed: 14, ..good }, &[1], &[], &[BlockId(0)], "17 positions"),
+        (RowSpec { n_propose: 4, ..good }, &[1], &[], &[BlockId(0)], "4 wanted, the limit is 3"),
+        (RowSpec { samples: false, ..good }, &[1], &[2], &[BlockId(0)], "does not sample"),
+        (RowSpec { drafting: false, ..good }, &[1], &[], &[BlockId(0)], "not drafted for"),
+        (good, &[1], &[2], &[BlockId(0)], "lookahead belongs"),
+        (
+            RowSpec { samples: false, n_propose: 0, ..good },
+            &[1],
+            &[],
+            &[BlockId(0)],
+            "lookahead belongs",
+        ),
+        (
+            RowSpec { n_computed: 1 << 20, ..good },
+            &[1],
+            &[],
+            &[BlockId(0); 70_000],
+            "max_model_len",
+        ),
+    ];
+    let (mut plan, mut outcome) = (StepPlan::default(), StepOutcome::default());
+    for (spec, tokens, lookahead, blocks, expected) in rows {
+        plan.clear();
+        plan.push_row(RequestId(3), spec, tokens, lookahead, blocks);
+        let Err(ExecutorError::Step(text)) = runner.execute(&plan, &mut outcome) else {
+            panic!("{expected}: not refused");
+        };
+        assert!(text.starts_with("step 0: request 3: ") && text.contains(expected), "{text}");
+    }
+    plan.clear();
+    for id in 0..3 {
+        plan.push_row(RequestId(id), good, &[1], &[], &[BlockId(id as u32)]);
+    }
+    let error = runner.execute(&plan, &mut outcome).unwrap_err();
+    assert!(error.to_string().contains("3 rows, max_num_seqs is 2"), "{error}");
+    plan.clear();
+    plan.push_row(RequestId(3), good, &PROMPT, &[], &[BlockId(0)]);
+    runner.execute(&plan, &mut outcome).unwrap();
+    assert_eq!(outcome.tokens(outcome.row(RequestId(3)).unwrap()).len(), 1);
+}
+
+#[test]
+fn an_empty_plan_has_an_empty_outcome() {
+    let mut outcome = StepOutcome::default();
+    outcome.push_row(RequestId(0), &[1], 0, &[]);
+    runner(&options(0)).execute(&StepPlan::default(), &mut outcome).unwrap();
+    assert!(outcome.rows().is_empty());
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_has_no_logprobs() {
+    let mut runner = runner(&RunnerOptions { num_blocks: Some(1), ..options(0) });
+    let error = runner.prompt_logprobs(&[1; 17], 8).unwrap_err().to_string();
+    assert!(error.contains("2 KV blocks needed, num_blocks is 1"), "{error}");
+    assert!(runner.prompt_logprobs(&[1], 8).unwrap().is_empty());
+    assert!(runner.prompt_logprobs(&[], 8).unwrap().is_empty());
+    assert!(runner.prompt_logprobs(&[4096], 8).is_err());
+}
