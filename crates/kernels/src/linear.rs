@@ -247,23 +247,22 @@ impl<W: PanelRow> Tile<'_, W> {
         let mut sums = [[[V::splat(0.0); 2]; P]; R];
         for k in 0..n_in {
             let mut weights = [[V::splat(0.0); 2]; P];
-            for p in 0..P {
+            for (p, weights) in weights.iter_mut().enumerate() {
                 // SAFETY: `panels` holds P * n_in rows, p < P and k < n_in.
-                weights[p] = unsafe { panels.get_unchecked(p * n_in + k) }.load();
+                *weights = unsafe { panels.get_unchecked(p * n_in + k) }.load();
             }
-            for r in 0..R {
+            for (r, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: `x` holds R * n_in values, r < R and k < n_in.
                 let value = V::splat(*unsafe { x.get_unchecked(r * n_in + k) });
-                for p in 0..P {
-                    for half in 0..2 {
-                        sums[r][p][half] = value.mul_add(weights[p][half], sums[r][p][half]);
-                    }
+                for (sums, weights) in sums.iter_mut().zip(&weights) {
+                    sums[0] = value.mul_add(weights[0], sums[0]);
+                    sums[1] = value.mul_add(weights[1], sums[1]);
                 }
             }
         }
-        for r in 0..R {
-            for p in 0..P {
-                self.store(row + r, panel + p, sums[r][p]);
+        for (r, sums) in sums.into_iter().enumerate() {
+            for (p, sums) in sums.into_iter().enumerate() {
+                self.store(row + r, panel + p, sums);
             }
         }
     }

@@ -1,0 +1,130 @@
+//! How close do the kernels come to the memory bandwidth (one row) and to the peak of the
+//! multiply-add units (many rows)? Shapes are those of small and middle-sized checkpoints.
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use half::bf16;
+use kernels::{
+    LatentCache, MlaBatch, MlaShape, MoeExperts, PackedLinear, Router, RouterConfig, SwiGluMlp,
+    argmax_rows, mla_attention, rms_norm,
+};
+
+fn values(n: usize) -> Vec<f32> {
+    (0..n).map(|i| (i * 7919 % 1009) as f32 / 1009.0 - 0.5).collect()
+}
+
+fn narrow(values: &[f32]) -> Vec<bf16> {
+    values.iter().map(|&x| bf16::from_f32(x)).collect()
+}
+
+/// Elements per second are multiply-adds per second.
+fn linear(c: &mut Criterion) {
+    let mut group = c.benchmark_group("linear");
+    for (n_in, n_out) in [(256, 512), (256, 4096), (1536, 1536)] {
+        let weight = values(n_in * n_out);
+        for (storage, layer) in [
+            ("f32", PackedLinear::from_f32(&weight, n_in)),
+            ("bf16", PackedLinear::from_bf16(&narrow(&weight), n_in)),
+        ] {
+            for n_rows in [1, 2, 3, 4, 16, 64] {
+                let x = values(n_rows * n_in);
+                let mut y = vec![0.0; n_rows * n_out];
+                group.throughput(Throughput::Elements((n_rows * n_in * n_out) as u64));
+                let id = BenchmarkId::new(format!("{n_in}x{n_out}/{storage}"), n_rows);
+                group.bench_function(id, |b| b.iter(|| layer.forward(black_box(&x), &mut y)));
+            }
+        }
+    }
+    group.finish();
+}
+
+/// One decode row of each of some sequences, and a verify window of four rows.
+fn attention(c: &mut Criterion) {
+    const BLOCK_SIZE: usize = 16;
+    let mut group = c.benchmark_group("attention");
+    let tiny = MlaShape { n_heads: 4, kv_lora_rank: 64, rope_dim: 16, scale: 0.2 };
+    let large = MlaShape { n_heads: 16, kv_lora_rank: 512, rope_dim: 64, scale: 0.1 };
+    for (name, shape, n_query) in [("tiny", tiny, 1), ("tiny-verify", tiny, 4), ("large", large, 1)]
+    {
+        for context in [100, 2000] {
+            let width = shape.kv_lora_rank + shape.rope_dim;
+            let max_blocks = context / BLOCK_SIZE + 1;
+            let cache = values(max_blocks * BLOCK_SIZE * width);
+            let narrow = narrow(&cache);
+            let block_tables: Vec<i32> = (0..max_blocks as i32).rev().collect();
+            let positions: Vec<i32> = (context - n_query..context).map(|p| p as i32).collect();
+            let q_lat = values(n_query * shape.n_heads * shape.kv_lora_rank);
+            let q_pe = values(n_query * shape.n_heads * shape.rope_dim);
+            let batch = MlaBatch {
+                q_lat: &q_lat,
+                q_pe: &q_pe,
+                token_to_seq: &vec![0; n_query],
+                positions: &positions,
+                block_tables: &block_tables,
+                max_blocks,
+                block_size: BLOCK_SIZE,
+            };
+            let mut out = vec![0.0; q_lat.len()];
+            let caches = [("f32", LatentCache::F32(&cache)), ("bf16", LatentCache::Bf16(&narrow))];
+            for (storage, cache) in caches {
+                let id = BenchmarkId::new(format!("{name}/{storage}"), context);
+                group.bench_function(id, |b| {
+                    b.iter(|| mla_attention(&shape, black_box(cache), &batch, &mut out));
+                });
+            }
+        }
+    }
+    group.finish();
+}
+
+/// Router and experts of the tiny checkpoint: hidden 256, 16 experts of width 64, top 4.
+fn moe(c: &mut Criterion) {
+    const HIDDEN: usize = 256;
+    const TOP_K: usize = 4;
+    let mut group = c.benchmark_group("moe");
+    let weight = values(64 * HIDDEN);
+    let config = RouterConfig {
+        n_group: 4,
+        topk_group: 2,
+        top_k: TOP_K,
+        norm_topk_prob: true,
+        routed_scaling_factor: 2.5,
+    };
+    let router = Router::new(&values(16 * HIDDEN), &[0.0; 16], config);
+    let wide = SwiGluMlp::from_f32(&weight, &weight, &weight, HIDDEN);
+    let weight = narrow(&weight);
+    let narrow = SwiGluMlp::from_bf16(&weight, &weight, &weight, HIDDEN);
+    for (storage, expert) in [("f32", wide), ("bf16", narrow)] {
+        let experts = MoeExperts::new(vec![expert; 16]);
+        for n_tokens in [1, 4, 16, 64] {
+            let x: Vec<f32> = (0..n_tokens * HIDDEN).map(|i| (i as f32 * 1.7).sin()).collect();
+            let mut ids = vec![0; n_tokens * TOP_K];
+            let mut weights = vec![0.0; n_tokens * TOP_K];
+            let mut out = vec![0.0; x.len()];
+            group.bench_function(BenchmarkId::new(storage, n_tokens), |b| {
+                b.iter(|| {
+                    router.route(black_box(&x), &mut ids, &mut weights);
+                    experts.forward(&x, &ids, &weights, &mut out);
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+fn small(c: &mut Criterion) {
+    let (x, weight) = (values(256), values(256));
+    let mut out = vec![0.0; 256];
+    c.bench_function("rms_norm/256", |b| {
+        b.iter(|| rms_norm(black_box(&x), &weight, 1e-6, &mut out));
+    });
+    let logits = values(4096);
+    let mut token = [0];
+    c.bench_function("argmax/4096", |b| {
+        b.iter(|| argmax_rows(black_box(&logits), 4096, &mut token));
+    });
+}
+
+criterion_group!(benches, linear, attention, moe, small);
+criterion_main!(benches);
