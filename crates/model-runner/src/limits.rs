@@ -102,7 +102,10 @@ fn num_blocks(
 ) -> Result<u32, RunnerError> {
     let block_bytes = u64::from(options.block_size) * n_bytes_per_slot as u64;
     let n_blocks = match options.num_blocks {
-        Some(n_blocks) => u64::from(n_blocks),
+        Some(n_blocks) => {
+            at_least_one("num_blocks", n_blocks)?;
+            u64::from(n_blocks)
+        }
         None => {
             let per_seq = u64::from(max_model_len.div_ceil(options.block_size));
             (options.kv_cache_bytes / block_bytes).min(per_seq * u64::from(options.max_num_seqs))

@@ -1,6 +1,7 @@
 //! Tests of the runner on the bundled checkpoint.
 
 mod driver;
+mod limits;
 mod oracle;
 
 use batch_layout::{BatchLayout, SeqSpec};
@@ -74,33 +75,25 @@ fn verify_rows_do_not_see_the_drafts_behind_them() {
 fn plans_that_break_a_bound_are_refused_and_later_ones_run() {
     let mut runner = runner(&RunnerOptions { max_num_seqs: 2, ..options(3) });
     let good = RowSpec { n_computed: 0, n_draft: 0, samples: true, drafting: true, n_propose: 3 };
-    let rows: [(RowSpec, &[TokenId], &[TokenId], &[BlockId], &str); 9] = [
-        (good, &[4096], &[], &[BlockId(0)], "token 4096, vocab_size is 4096"),
-        (good, &[1], &[], &[BlockId(1024)], "block 1024, num_blocks is 1024"),
-        (RowSpec { n_computed: 14, ..good }, &[1], &[], &[BlockId(0)], "17 positions"),
-        (RowSpec { n_propose: 4, ..good }, &[1], &[], &[BlockId(0)], "4 wanted, the limit is 3"),
-        (RowSpec { samples: false, ..good }, &[1], &[2], &[BlockId(0)], "does not sample"),
-        (RowSpec { drafting: false, ..good }, &[1], &[], &[BlockId(0)], "not drafted for"),
-        (good, &[1], &[2], &[BlockId(0)], "lookahead belongs"),
-        (
-            RowSpec { samples: false, n_propose: 0, ..good },
-            &[1],
-            &[],
-            &[BlockId(0)],
-            "lookahead belongs",
-        ),
-        (
-            RowSpec { n_computed: 1 << 20, ..good },
-            &[1],
-            &[],
-            &[BlockId(0); 70_000],
-            "max_model_len",
-        ),
+    let middle = RowSpec { samples: false, n_propose: 0, ..good };
+    let far = RowSpec { n_computed: 1 << 20, ..good };
+    let table = [
+        (good, vec![4096], vec![], 0..1, "token 4096, vocab_size is 4096"),
+        (good, vec![1], vec![], 1024..1025, "block 1024, num_blocks is 1024"),
+        (RowSpec { n_computed: 14, ..good }, vec![1], vec![], 0..1, "17 positions"),
+        (RowSpec { n_propose: 4, ..good }, vec![1], vec![], 0..1, "4 wanted, the limit is 3"),
+        (RowSpec { samples: false, ..good }, vec![1], vec![2], 0..1, "does not sample"),
+        (RowSpec { drafting: false, ..good }, vec![1], vec![], 0..1, "not drafted for"),
+        (good, vec![1], vec![2], 0..1, "lookahead belongs"),
+        (middle, vec![1], vec![], 0..1, "lookahead belongs"),
+        (far, vec![1], vec![], 0..1024, "the blocks hold 16384"),
+        (RowSpec { n_computed: 8190, ..good }, vec![1], vec![], 0..1024, "max_model_len is "),
     ];
     let (mut plan, mut outcome) = (StepPlan::default(), StepOutcome::default());
-    for (spec, tokens, lookahead, blocks, expected) in rows {
+    for (spec, tokens, lookahead, blocks, expected) in table {
+        let blocks: Vec<BlockId> = blocks.map(BlockId).collect();
         plan.clear();
-        plan.push_row(RequestId(3), spec, tokens, lookahead, blocks);
+        plan.push_row(RequestId(3), spec, &tokens, &lookahead, &blocks);
         let Err(ExecutorError::Step(text)) = runner.execute(&plan, &mut outcome) else {
             panic!("{expected}: not refused");
         };

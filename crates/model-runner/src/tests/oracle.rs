@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::driver::{Feed, Job, run};
 use super::{options, runner};
 use crate::kv_cache::KvInit;
-use crate::limits::RunnerOptions;
+use crate::limits::{AttentionChoice, RunnerOptions};
 
 const WHOLE: Feed = Feed { chunk: 4096, poison: false };
 
@@ -72,6 +72,15 @@ fn poisoned_slots_blocks_and_chunks_change_nothing() {
     }
 }
 
+/// The plain attention backend, which shares no code with the production one.
+#[test]
+fn the_reference_backend_gives_the_same_steps() {
+    let cases = &read("cases.json")[..12];
+    let mut runner = runner(&RunnerOptions { attention: AttentionChoice::Reference, ..options(3) });
+    let done = run(&mut runner, jobs(cases, 3), Feed { chunk: 16, poison: false });
+    check(cases, &done, 3, "reference attention");
+}
+
 /// Every draft of every step of a request in a batch is the one that it gets alone \[INV-11].
 #[test]
 fn drafts_in_a_batch_equal_those_alone() {
@@ -93,7 +102,7 @@ fn every_draft_probe_is_equal() {
         let prefix = |probe: &Value| &prompt[..probe["prefix_len"].as_u64().unwrap() as usize];
         let jobs = |probes: &[Value]| probes.iter().map(|p| Job::new(prefix(p), 1, 3)).collect();
         let mut runner = runner(&RunnerOptions { kv_init: KvInit::Nan, ..options(3) });
-        for probes in probes.chunks(14) {
+        for probes in probes.chunks(8) {
             for chunk in [64, 4096] {
                 let done = run(&mut runner, jobs(probes), Feed { chunk, poison: true });
                 for (probe, job) in probes.iter().zip(done) {
