@@ -43,6 +43,9 @@ mod cpu;
 mod device_layout;
 mod reference;
 
+#[cfg(test)]
+mod tests;
+
 pub use backend::{AttentionBackend, MlaQuery};
 pub use cpu::CpuBackend;
 pub use device_layout::DeviceLayout;
