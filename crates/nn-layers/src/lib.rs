@@ -38,6 +38,9 @@ mod ops;
 mod rotary;
 mod router;
 
+#[cfg(test)]
+mod tests;
+
 pub use embedding::Embedding;
 pub use linear::Linear;
 pub use mla::{MlaLatents, MlaProjections, MlaWeights};

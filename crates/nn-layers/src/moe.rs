@@ -101,6 +101,3 @@ fn forward_plain(
     }
     Ok(out)
 }
-
-#[cfg(test)]
-mod tests;
