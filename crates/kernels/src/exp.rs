@@ -68,10 +68,15 @@ impl Kernel for SiluAndMul<'_> {
         let rows = self.gate_up.chunks_exact(2 * self.width);
         for (row, out) in rows.zip(self.out.chunks_exact_mut(self.width)) {
             let (gate, up) = row.split_at(self.width);
-            let lanes = gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES));
-            for ((gate, up), out) in lanes {
-                let value = silu(load_padded::<V>(gate)).mul(load_padded(up));
-                store_prefix(value, out);
+            let (gates, gate_tail) = gate.as_chunks::<LANES>();
+            let (ups, up_tail) = up.as_chunks::<LANES>();
+            let (outs, out_tail) = out.as_chunks_mut::<LANES>();
+            for ((gate, up), out) in gates.iter().zip(ups).zip(outs) {
+                silu(V::load(gate)).mul(V::load(up)).store(out);
+            }
+            if !out_tail.is_empty() {
+                let value = silu(load_padded::<V>(gate_tail)).mul(load_padded(up_tail));
+                store_prefix(value, out_tail);
             }
         }
     }

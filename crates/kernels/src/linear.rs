@@ -3,7 +3,7 @@
 use half::bf16;
 
 use crate::parallel::{Disjoint, for_each_task};
-use crate::simd::{F32x16, Isa, Kernel, LANES, dispatch};
+use crate::simd::{F32x16, Isa, Kernel, LANES, Lanes, dispatch};
 
 /// Outputs of a panel: two vectors.
 const PANEL: usize = 2 * LANES;
@@ -37,43 +37,44 @@ trait PanelRow: Copy + Sync {
     type Element: Copy;
     const ZERO: Self;
 
+    /// Sets the weight of an output, which is zero so far.
     fn set(&mut self, output: usize, weight: Self::Element);
     fn load<V: F32x16>(&self) -> [V; 2];
 }
 
 #[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-struct F32Row([[f32; LANES]; 2]);
+struct F32Row([Lanes; 2]);
 
+/// Word `i` holds output `i` in its low half and output `16 + i` in its high half.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-struct Bf16Row([[u16; LANES]; 2]);
+struct Bf16Row([u32; LANES]);
 
 impl PanelRow for F32Row {
     type Element = f32;
-    const ZERO: Self = Self([[0.0; LANES]; 2]);
+    const ZERO: Self = Self([Lanes::ZERO; 2]);
 
     fn set(&mut self, output: usize, weight: f32) {
-        self.0[output / LANES][output % LANES] = weight;
+        self.0[output / LANES].0[output % LANES] = weight;
     }
 
     #[inline(always)]
     fn load<V: F32x16>(&self) -> [V; 2] {
-        [V::load(&self.0[0]), V::load(&self.0[1])]
+        [V::load(&self.0[0].0), V::load(&self.0[1].0)]
     }
 }
 
 impl PanelRow for Bf16Row {
     type Element = bf16;
-    const ZERO: Self = Self([[0; LANES]; 2]);
+    const ZERO: Self = Self([0; LANES]);
 
     fn set(&mut self, output: usize, weight: bf16) {
-        self.0[output / LANES][output % LANES] = weight.to_bits();
+        self.0[output % LANES] |= u32::from(weight.to_bits()) << (16 * (output / LANES));
     }
 
     #[inline(always)]
     fn load<V: F32x16>(&self) -> [V; 2] {
-        [V::load_bf16(&self.0[0]), V::load_bf16(&self.0[1])]
+        V::load_bf16_pair(&self.0)
     }
 }
 

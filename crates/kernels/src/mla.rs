@@ -72,13 +72,14 @@ impl MlaBatch<'_> {
         self.positions[token] as usize + 1
     }
 
-    /// The slot of a visible position of a token's sequence.
-    #[inline]
-    fn slot(&self, token: usize, position: usize) -> usize {
+    /// The slot of a visible position of a token's sequence, and how many slots of its block
+    /// follow, itself included.
+    fn slot_run(&self, token: usize, position: usize) -> (usize, usize) {
         let row = self.token_to_seq[token] as usize * self.max_blocks;
         let block = self.block_tables[row + position / self.block_size];
         assert!(block >= 0, "a visible position has a block");
-        block as usize * self.block_size + position % self.block_size
+        let offset = position % self.block_size;
+        (block as usize * self.block_size + offset, self.block_size - offset)
     }
 
     fn check(&self, shape: &MlaShape, n_out: usize) {

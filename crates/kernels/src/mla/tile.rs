@@ -1,12 +1,16 @@
 //! Attention of one tile of query rows.
 
+use half::bf16;
+
 use super::{LatentCache, MlaBatch, MlaShape, RowTile};
 use crate::exp::exp;
 use crate::parallel::Disjoint;
-use crate::simd::{F32x16, Kernel, LANES};
+use crate::simd::{F32x16, Kernel, LANES, Lanes};
 
 /// Keys of a block: the unit of the running softmax.
 const KEYS: usize = 64;
+/// Groups of sixteen keys in a block.
+const GROUPS: usize = KEYS / LANES;
 /// Rows that share a loaded value vector.
 const SHARED_ROWS: usize = 4;
 
@@ -19,7 +23,8 @@ pub(super) struct Attend<'a> {
     pub(super) out: &'a Disjoint<'a>,
 }
 
-type Lanes = [f32; LANES];
+/// One vector of each of sixteen keys.
+type KeyLanes = [Lanes; LANES];
 
 /// The running softmax of one query row.
 struct RowState {
@@ -30,9 +35,9 @@ struct RowState {
     n_keys: usize,
     max: f32,
     /// Sums of the weights, one per lane.
-    sums: Lanes,
+    total: Lanes,
     /// Weights of the current block.
-    weights: [Lanes; KEYS / LANES],
+    weights: [Lanes; GROUPS],
 }
 
 impl Kernel for Attend<'_> {
@@ -44,17 +49,15 @@ impl Kernel for Attend<'_> {
         let n_values = self.shape.kv_lora_rank.div_ceil(LANES);
         let mut rows = self.rows();
         let queries = self.load_queries(n_vectors);
-        let mut keys = vec![[0.0; LANES]; KEYS * n_vectors];
-        let mut sums = vec![[0.0; LANES]; rows.len() * n_values];
+        // A block of keys in f32: `[GROUPS, n_vectors]`, padded with zeros.
+        let mut keys = vec![[Lanes::ZERO; LANES]; GROUPS * n_vectors];
+        let mut sums = vec![Lanes::ZERO; rows.len() * n_values];
         // Tokens are not sorted by position when a caller interleaves them.
         let n_visible = rows.iter().map(|row| row.n_visible).max().unwrap_or(0);
         for first_key in (0..n_visible).step_by(KEYS) {
-            let n_keys = (n_visible - first_key).min(KEYS);
-            self.gather(first_key, n_keys, &mut keys, n_vectors);
-            let row_queries = queries.chunks_exact(n_vectors);
-            for ((row, query), sums) in
-                rows.iter_mut().zip(row_queries).zip(sums.chunks_exact_mut(n_values))
-            {
+            self.gather::<V>(first_key, (n_visible - first_key).min(KEYS), &mut keys);
+            let of_rows = queries.chunks_exact(n_vectors).zip(sums.chunks_exact_mut(n_values));
+            for (row, (query, sums)) in rows.iter_mut().zip(of_rows) {
                 row.n_keys = row.n_visible.saturating_sub(first_key).min(KEYS);
                 if row.n_keys > 0 {
                     row.weigh::<V>(query, &keys, self.shape.scale, sums);
@@ -81,63 +84,99 @@ impl Attend<'_> {
             n_visible: self.batch.n_visible(token),
             n_keys: 0,
             max: f32::NEG_INFINITY,
-            sums: [0.0; LANES],
-            weights: [[0.0; LANES]; KEYS / LANES],
+            total: Lanes::ZERO,
+            weights: [Lanes::ZERO; GROUPS],
         })
         .collect()
     }
 
-    /// Latent and rotary queries side by side, padded with zeros to `n_vectors`.
+    /// Latent and rotary queries side by side, `[n_rows, n_vectors]`, padded with zeros.
     fn load_queries(&self, n_vectors: usize) -> Vec<Lanes> {
         let (kv_lora_rank, rope_dim) = (self.shape.kv_lora_rank, self.shape.rope_dim);
         let n_rows = self.tile.tokens.len() * self.tile.heads.len();
-        let mut queries = vec![[0.0; LANES]; n_rows * n_vectors];
+        let mut queries = vec![Lanes::ZERO; n_rows * n_vectors];
         let mut rows = queries.chunks_exact_mut(n_vectors);
         for token in self.tile.tokens.clone() {
             for head in self.tile.heads.clone() {
-                let query = rows.next().expect("one query per row").as_flattened_mut();
+                let query = rows.next().expect("one query per row");
                 let index = token * self.shape.n_heads + head;
-                let (latent, rotary) = query.split_at_mut(kv_lora_rank);
-                latent.copy_from_slice(&self.batch.q_lat[index * kv_lora_rank..][..kv_lora_rank]);
-                rotary[..rope_dim]
-                    .copy_from_slice(&self.batch.q_pe[index * rope_dim..][..rope_dim]);
+                let latent = &self.batch.q_lat[index * kv_lora_rank..][..kv_lora_rank];
+                let rotary = &self.batch.q_pe[index * rope_dim..][..rope_dim];
+                for (i, &value) in latent.iter().chain(rotary).enumerate() {
+                    query[i / LANES].0[i % LANES] = value;
+                }
             }
         }
         queries
     }
 
-    /// Copies `n_keys` cache rows; the padding behind a row stays zero.
+    /// Copies the next `n_keys` visible cache rows.
     #[inline(always)]
-    fn gather(&self, first_key: usize, n_keys: usize, keys: &mut [Lanes], n_vectors: usize) {
+    fn gather<V: F32x16>(&self, first_key: usize, n_keys: usize, keys: &mut [KeyLanes]) {
         let width = self.shape.kv_lora_rank + self.shape.rope_dim;
+        let n_vectors = keys.len() / GROUPS;
         let token = self.tile.tokens.start;
-        for (key, dst) in keys.chunks_exact_mut(n_vectors).take(n_keys).enumerate() {
-            let start = self.batch.slot(token, first_key + key) * width;
-            let dst = &mut dst.as_flattened_mut()[..width];
-            match self.cache {
-                LatentCache::F32(rows) => dst.copy_from_slice(&rows[start..start + width]),
-                LatentCache::Bf16(rows) => {
-                    for (dst, src) in dst.iter_mut().zip(&rows[start..start + width]) {
-                        *dst = f32::from_bits(u32::from(src.to_bits()) << 16);
-                    }
+        let mut key = 0;
+        while key < n_keys {
+            let (slot, n_run) = self.batch.slot_run(token, first_key + key);
+            let end = n_keys.min(key + n_run);
+            for (slot, key) in (slot..).zip(key..end) {
+                let group = &mut keys[key / LANES * n_vectors..][..n_vectors];
+                let values = slot * width..(slot + 1) * width;
+                match self.cache {
+                    LatentCache::F32(rows) => copy_f32::<V>(&rows[values], group, key % LANES),
+                    LatentCache::Bf16(rows) => copy_bf16(&rows[values], group, key % LANES),
                 }
             }
+            key = end;
         }
     }
 
     #[inline(always)]
     fn finish<V: F32x16>(&self, row: &RowState, sums: &mut [Lanes]) {
         let n = self.shape.kv_lora_rank;
-        let total = V::splat(V::load(&row.sums).sum());
-        for sum in sums.iter_mut() {
-            V::load(sum).div(total).store(sum);
-        }
+        let total = V::splat(V::load(&row.total.0).sum());
         let index = row.token * self.shape.n_heads + row.head;
         // SAFETY: a row of the output belongs to one (token, head), hence to one tile, and a tile
         // stores it once.
         let out = unsafe { self.out.slice(index * n, n) };
-        out.copy_from_slice(&sums.as_flattened()[..n]);
+        for (sum, out) in sums.iter_mut().zip(out.chunks_mut(LANES)) {
+            V::load(&sum.0).div(total).store(&mut sum.0);
+            out.copy_from_slice(&sum.0[..out.len()]);
+        }
     }
+}
+
+/// Copies a cache row into its place in a group; the padding stays zero.
+#[inline(always)]
+fn copy_f32<V: F32x16>(row: &[f32], group: &mut [KeyLanes], key: usize) {
+    let (chunks, tail) = row.as_chunks::<LANES>();
+    for (chunk, keys) in chunks.iter().zip(group.iter_mut()) {
+        V::load(chunk).store(&mut keys[key].0);
+    }
+    if let Some(last) = group.get_mut(chunks.len()) {
+        last[key].0[..tail.len()].copy_from_slice(tail);
+    }
+}
+
+/// Widens a cache row into its place in a group; the padding stays zero.
+#[inline(always)]
+fn copy_bf16(row: &[bf16], group: &mut [KeyLanes], key: usize) {
+    let (chunks, tail) = row.as_chunks::<LANES>();
+    for (chunk, keys) in chunks.iter().zip(group.iter_mut()) {
+        keys[key].0 = chunk.map(widen);
+    }
+    if let Some(last) = group.get_mut(chunks.len()) {
+        for (dst, &src) in last[key].0.iter_mut().zip(tail) {
+            *dst = widen(src);
+        }
+    }
+}
+
+/// The exact value, as a shift that the compiler vectorises.
+#[inline(always)]
+fn widen(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
 impl RowState {
@@ -146,20 +185,18 @@ impl RowState {
     fn weigh<V: F32x16>(
         &mut self,
         query: &[Lanes],
-        keys: &[Lanes],
+        keys: &[KeyLanes],
         scale: f32,
         sums: &mut [Lanes],
     ) {
-        let n_chunks = self.n_keys.div_ceil(LANES);
-        let keys = keys.chunks_exact(LANES * query.len());
-        for (weights, keys) in self.weights.iter_mut().zip(keys).take(n_chunks) {
-            scores::<V>(query, keys).mul(V::splat(scale)).store(weights);
-        }
-        let weights = &mut self.weights.as_flattened_mut()[..n_chunks * LANES];
-        weights[self.n_keys..].fill(f32::NEG_INFINITY);
+        let weights = &mut self.weights[..self.n_keys.div_ceil(LANES)];
         let mut max = V::splat(self.max);
-        for weights in self.weights.iter().take(n_chunks) {
-            max = max.max(V::load(weights));
+        let groups = keys.chunks_exact(query.len());
+        for (group, (weights, keys)) in weights.iter_mut().zip(groups).enumerate() {
+            scores::<V>(query, keys).mul(V::splat(scale)).store(&mut weights.0);
+            let n_seen = (self.n_keys - group * LANES).min(LANES);
+            weights.0[n_seen..].fill(f32::NEG_INFINITY);
+            max = max.max(V::load(&weights.0));
         }
         let mut lanes = [0.0; LANES];
         max.store(&mut lanes);
@@ -168,30 +205,26 @@ impl RowState {
         let rescale = exp(V::splat(self.max - max));
         self.max = max;
         for sum in sums {
-            V::load(sum).mul(rescale).store(sum);
+            V::load(&sum.0).mul(rescale).store(&mut sum.0);
         }
-        let mut total = V::load(&self.sums).mul(rescale);
-        for weights in self.weights.iter_mut().take(n_chunks) {
-            let weight = exp(V::load(weights).sub(V::splat(max)));
-            weight.store(weights);
+        let mut total = V::load(&self.total.0).mul(rescale);
+        for weights in weights {
+            let weight = exp(V::load(&weights.0).sub(V::splat(max)));
+            weight.store(&mut weights.0);
             total = total.add(weight);
         }
-        total.store(&mut self.sums);
+        total.store(&mut self.total.0);
     }
 }
 
 /// The dot products of a query with sixteen keys, one per lane.
 #[inline(always)]
-fn scores<V: F32x16>(query: &[Lanes], keys: &[Lanes]) -> V {
-    let n_vectors = query.len();
-    assert_eq!(keys.len(), LANES * n_vectors, "sixteen keys");
+fn scores<V: F32x16>(query: &[Lanes], keys: &[KeyLanes]) -> V {
     let mut sums = [V::splat(0.0); LANES];
-    for (i, query) in query.iter().enumerate() {
-        let query = V::load(query);
-        for (key, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: key < 16 and i < n_vectors, and `keys` holds 16 * n_vectors vectors.
-            let key = unsafe { keys.get_unchecked(key * n_vectors + i) };
-            *sum = query.mul_add(V::load(key), *sum);
+    for (query, keys) in query.iter().zip(keys) {
+        let query = V::load(&query.0);
+        for (key, sum) in keys.iter().zip(&mut sums) {
+            *sum = query.mul_add(V::load(&key.0), *sum);
         }
     }
     V::sum_each(sums)
@@ -201,16 +234,16 @@ fn scores<V: F32x16>(query: &[Lanes], keys: &[Lanes]) -> V {
 #[inline(always)]
 fn accumulate_group<V: F32x16>(
     rows: &[RowState],
-    keys: &[Lanes],
+    keys: &[KeyLanes],
     n_vectors: usize,
     sums: &mut [Lanes],
 ) {
-    let n_values = sums.len() / rows.len();
     match rows.first_chunk::<SHARED_ROWS>() {
         Some(group) if group.iter().all(|row| row.n_keys == group[0].n_keys) => {
             accumulate::<V, SHARED_ROWS>(group, keys, n_vectors, sums);
         }
         _ => {
+            let n_values = sums.len() / rows.len();
             for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(n_values)) {
                 accumulate::<V, 1>(std::array::from_ref(row), keys, n_vectors, sums);
             }
@@ -218,51 +251,53 @@ fn accumulate_group<V: F32x16>(
     }
 }
 
-/// Adds weight times value, key by key, to `R` rows with the same number of keys.
+/// Adds weight times value, key by key, to `R` rows that see equally many keys.
 #[inline(always)]
 fn accumulate<V: F32x16, const R: usize>(
     rows: &[RowState; R],
-    keys: &[Lanes],
+    keys: &[KeyLanes],
     n_vectors: usize,
     sums: &mut [Lanes],
 ) {
     let n_values = sums.len() / R;
-    let mut first = 0;
-    while first + 2 <= n_values {
-        accumulate_columns::<V, R, 2>(rows, keys, n_vectors, (sums, first));
-        first += 2;
-    }
-    if first < n_values {
-        accumulate_columns::<V, R, 1>(rows, keys, n_vectors, (sums, first));
+    for (group, keys) in keys.chunks_exact(n_vectors).enumerate() {
+        let n_keys = rows[0].n_keys.saturating_sub(group * LANES).min(LANES);
+        let weights = rows.each_ref().map(|row| &row.weights[group].0[..n_keys]);
+        let (pairs, last) = keys[..n_values].as_chunks::<2>();
+        for (pair, values) in pairs.iter().enumerate() {
+            accumulate_columns::<V, R, 2>(weights, values, (sums, 2 * pair));
+        }
+        if let [values] = last {
+            let values = std::array::from_ref(values);
+            accumulate_columns::<V, R, 1>(weights, values, (sums, n_values - 1));
+        }
     }
 }
 
 #[inline(always)]
 fn accumulate_columns<V: F32x16, const R: usize, const C: usize>(
-    rows: &[RowState; R],
-    keys: &[Lanes],
-    n_vectors: usize,
+    weights: [&[f32]; R],
+    values: &[KeyLanes; C],
     (sums, first): (&mut [Lanes], usize),
 ) {
     let n_values = sums.len() / R;
     let mut totals = [[V::splat(0.0); C]; R];
-    for r in 0..R {
-        for c in 0..C {
-            totals[r][c] = V::load(&sums[r * n_values + first + c]);
+    for (r, totals) in totals.iter_mut().enumerate() {
+        for (c, total) in totals.iter_mut().enumerate() {
+            *total = V::load(&sums[r * n_values + first + c].0);
         }
     }
-    for (key, values) in keys.chunks_exact(n_vectors).take(rows[0].n_keys).enumerate() {
-        let values = &values[first..first + C];
-        for r in 0..R {
-            let weight = V::splat(rows[r].weights.as_flattened()[key]);
-            for c in 0..C {
-                totals[r][c] = weight.mul_add(V::load(&values[c]), totals[r][c]);
+    for key in 0..weights[0].len().min(LANES) {
+        for (weights, totals) in weights.iter().zip(&mut totals) {
+            let weight = V::splat(weights[key]);
+            for (values, total) in values.iter().zip(totals) {
+                *total = weight.mul_add(V::load(&values[key].0), *total);
             }
         }
     }
-    for r in 0..R {
-        for c in 0..C {
-            totals[r][c].store(&mut sums[r * n_values + first + c]);
+    for (r, totals) in totals.into_iter().enumerate() {
+        for (c, total) in totals.into_iter().enumerate() {
+            total.store(&mut sums[r * n_values + first + c].0);
         }
     }
 }

@@ -33,15 +33,16 @@ impl F32x16 for Avx2 {
     }
 
     #[inline(always)]
-    fn load_bf16(src: &[u16; LANES]) -> Self {
+    fn load_bf16_pair(src: &[u32; LANES]) -> [Self; 2] {
         avx2!({
-            let bits = _mm256_loadu_si256(src.as_ptr().cast());
-            let low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(bits));
-            let high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256::<1>(bits));
-            Self(
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
-            )
+            let mask = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            let words = [
+                _mm256_loadu_si256(src.as_ptr().cast()),
+                _mm256_loadu_si256(src.as_ptr().add(8).cast()),
+            ];
+            let low = |i: usize| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words[i]));
+            let high = |i: usize| _mm256_castsi256_ps(_mm256_and_si256(words[i], mask));
+            [Self(low(0), low(1)), Self(high(0), high(1))]
         })
     }
 

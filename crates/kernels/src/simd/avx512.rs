@@ -30,11 +30,13 @@ impl F32x16 for Avx512 {
     }
 
     #[inline(always)]
-    fn load_bf16(src: &[u16; LANES]) -> Self {
-        Self(avx512!({
-            let bits = _mm256_loadu_si256(src.as_ptr().cast());
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
-        }))
+    fn load_bf16_pair(src: &[u32; LANES]) -> [Self; 2] {
+        avx512!({
+            let words = _mm512_loadu_si512(src.as_ptr().cast());
+            let high = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            let low = _mm512_slli_epi32::<16>(words);
+            [Self(_mm512_castsi512_ps(low)), Self(_mm512_castsi512_ps(high))]
+        })
     }
 
     #[inline(always)]

@@ -26,8 +26,8 @@ pub(crate) trait F32x16: Copy {
 
     fn splat(value: f32) -> Self;
     fn load(src: &[f32; LANES]) -> Self;
-    /// Widens bf16 bit patterns.
-    fn load_bf16(src: &[u16; LANES]) -> Self;
+    /// Widens two vectors of bf16: the low halves of the words, and the high halves.
+    fn load_bf16_pair(src: &[u32; LANES]) -> [Self; 2];
     fn store(self, dst: &mut [f32; LANES]);
     fn add(self, rhs: Self) -> Self;
     fn sub(self, rhs: Self) -> Self;
@@ -66,6 +66,15 @@ pub(crate) trait F32x16: Copy {
         }
         Self::load(&sums)
     }
+}
+
+/// A vector in memory, aligned so that no load crosses a cache line.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Lanes(pub(crate) [f32; LANES]);
+
+impl Lanes {
+    pub(crate) const ZERO: Self = Self([0.0; LANES]);
 }
 
 /// Work that is written once for every instruction set.

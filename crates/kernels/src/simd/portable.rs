@@ -26,8 +26,9 @@ impl F32x16 for Portable {
     }
 
     #[inline(always)]
-    fn load_bf16(src: &[u16; LANES]) -> Self {
-        Self(src.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+    fn load_bf16_pair(src: &[u32; LANES]) -> [Self; 2] {
+        let low = src.map(|word| f32::from_bits(word << 16));
+        [Self(low), Self(src.map(|word| f32::from_bits(word & 0xffff_0000)))]
     }
 
     #[inline(always)]
