@@ -59,7 +59,7 @@ pub(crate) struct EngineArgs {
     /// Requests that may wait behind the running ones before new ones are refused
     #[arg(long, default_value_t = 256)]
     pub(crate) max_queued_requests: u32,
-    /// CPU threads [default: all]
+    /// CPU threads [default: one a core]
     #[arg(long)]
     pub(crate) threads: Option<usize>,
 }
@@ -141,7 +141,7 @@ pub(crate) struct ScoreArgs {
     /// Tokens a KV block
     #[arg(long, default_value_t = 16)]
     pub(crate) block_size: u32,
-    /// CPU threads [default: all]
+    /// CPU threads [default: one a core]
     #[arg(long)]
     pub(crate) threads: Option<usize>,
     /// Print one JSON object instead of a line a token

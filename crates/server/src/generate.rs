@@ -13,8 +13,8 @@ use tokenization::Tokenizer;
 
 use crate::cli::GenerateArgs;
 use crate::loading::{self, LoadedEngine};
-use crate::prompts::{self, PromptLine};
 use crate::output;
+use crate::prompts::{self, PromptLine};
 
 /// What became of one prompt.
 #[derive(Debug, Default)]

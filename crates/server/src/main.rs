@@ -1,3 +1,38 @@
-//! The `tandem` program.
+//! The `tandem` program: serve, generate, score, inspect.
+//!
+//! Results go to standard output, the log to standard error (`RUST_LOG` chooses what).
 
-fn main() {}
+mod cli;
+mod generate;
+mod inspect;
+mod loading;
+mod output;
+mod prompts;
+mod score;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use tracing_subscriber::EnvFilter;
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let result = match &cli.command {
+        Command::Serve(args) => serve::run(args),
+        Command::Generate(args) => generate::run(args),
+        Command::Score(args) => score::run(args),
+        Command::Inspect(args) => inspect::run(args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -17,3 +17,9 @@ pub(crate) fn text(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("write to standard output")
 }
+
+/// Says on standard error why the command failed, with every cause.
+pub(crate) fn error(error: &anyhow::Error) {
+    // Nothing is left to tell if standard error is closed.
+    let _ = writeln!(io::stderr(), "error: {error:#}");
+}

@@ -1,0 +1,97 @@
+//! From flags to a model, a runner and an engine.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
+use model_config::{ModelConfig, StoredDtype};
+use model_runner::{Runner, RunnerOptions};
+use models::{ComputeDtype, LoadOptions};
+use scheduler::SchedulerConfig;
+use tokenization::Tokenizer;
+
+use crate::cli::{Dtype, EngineArgs};
+
+/// What is known of a model before its weights are read.
+pub(crate) struct Model {
+    pub(crate) dir: PathBuf,
+    pub(crate) config: ModelConfig,
+    pub(crate) tokenizer: Option<Arc<Tokenizer>>,
+    pub(crate) dtype: ComputeDtype,
+}
+
+/// A running engine with its model.
+pub(crate) struct LoadedEngine {
+    pub(crate) model: Model,
+    pub(crate) handle: EngineHandle,
+    pub(crate) thread: EngineThread,
+}
+
+/// Reads everything of a checkpoint but its weights.
+pub(crate) fn open_model(model: &str, dtype: Option<Dtype>) -> Result<Model> {
+    let dir = bundled_checkpoints::resolve(model, None)?;
+    let config = ModelConfig::load(&dir)?;
+    let tokenizer = Tokenizer::load_if_present(&dir)?.map(Arc::new);
+    let dtype = match (dtype, config.dtype) {
+        (Some(Dtype::Float32), _) | (None, Some(StoredDtype::Float32)) => ComputeDtype::Float32,
+        _ => ComputeDtype::Bfloat16,
+    };
+    Ok(Model { dir, config, tokenizer, dtype })
+}
+
+/// Loads a model and starts an engine around it.
+pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
+    limit_threads(args.threads)?;
+    let model = open_model(&args.model, args.dtype)?;
+    let options = RunnerOptions {
+        block_size: args.block_size,
+        num_blocks: args.num_blocks,
+        kv_cache_bytes: args.kv_cache_memory << 20,
+        max_num_seqs: args.max_num_seqs,
+        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_model_len: args.max_model_len,
+        num_speculative_tokens: args.num_speculative_tokens,
+        ..RunnerOptions::default()
+    };
+    let scheduler = SchedulerConfig {
+        max_num_seqs: args.max_num_seqs,
+        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_queued_requests: args.max_queued_requests,
+        num_speculative_tokens: args.num_speculative_tokens,
+        eos_token_ids: model.config.eos_token_ids.clone(),
+    };
+    let (dir, dtype) = (model.dir.clone(), model.dtype);
+    tracing::info!(model = %dir.display(), ?dtype, "loading");
+    let make_runner = move || load_runner(&dir, dtype, &options);
+    let (handle, thread) = Engine::spawn(EngineConfig { scheduler }, make_runner)?;
+    Ok(LoadedEngine { model, handle, thread })
+}
+
+/// Reads the weights and allocates the KV caches.
+pub(crate) fn load_runner(
+    dir: &Path,
+    dtype: ComputeDtype,
+    options: &RunnerOptions,
+) -> Result<Runner> {
+    let drafting = options.num_speculative_tokens > 0;
+    let load = LoadOptions { dtype, drafting, ..LoadOptions::default() };
+    Ok(Runner::new(models::load(dir, load)?, options)?)
+}
+
+/// Caps the CPU threads of libtorch and of the kernels.
+pub(crate) fn limit_threads(threads: Option<usize>) -> Result<()> {
+    let Some(threads) = threads else { return Ok(()) };
+    anyhow::ensure!(threads > 0, "--threads is at least 1");
+    tch::set_num_threads(i32::try_from(threads).context("--threads is too large")?);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+    pool.build_global().context("start the CPU threads")
+}
+
+/// The name of a dtype on the command line.
+pub(crate) fn dtype_name(dtype: ComputeDtype) -> &'static str {
+    match dtype {
+        ComputeDtype::Float32 => "float32",
+        ComputeDtype::Bfloat16 => "bfloat16",
+    }
+}
