@@ -56,16 +56,23 @@ impl Kernel for Attend<'_> {
         let n_visible = rows.iter().map(|row| row.n_visible).max().unwrap_or(0);
         for first_key in (0..n_visible).step_by(KEYS) {
             self.gather::<V>(first_key, (n_visible - first_key).min(KEYS), &mut keys);
-            let of_rows = queries.chunks_exact(n_vectors).zip(sums.chunks_exact_mut(n_values));
-            for (row, (query, sums)) in rows.iter_mut().zip(of_rows) {
+            for row in &mut rows {
                 row.n_keys = row.n_visible.saturating_sub(first_key).min(KEYS);
-                if row.n_keys > 0 {
-                    row.weigh::<V>(query, &keys, self.shape.scale, sums);
+            }
+            // A group of keys stays in the first cache while all rows use it.
+            for (group, keys) in keys.chunks_exact(n_vectors).enumerate() {
+                for (row, query) in rows.iter_mut().zip(queries.chunks_exact(n_vectors)) {
+                    row.score::<V>(group, query, keys, self.shape.scale);
                 }
             }
-            let groups = rows.chunks(SHARED_ROWS).zip(sums.chunks_mut(SHARED_ROWS * n_values));
-            for (rows, sums) in groups {
-                accumulate_group::<V>(rows, &keys, n_vectors, sums);
+            for (row, sums) in rows.iter_mut().zip(sums.chunks_exact_mut(n_values)) {
+                row.weigh::<V>(sums);
+            }
+            for (group, keys) in keys.chunks_exact(n_vectors).enumerate() {
+                let shared = rows.chunks(SHARED_ROWS);
+                for (rows, sums) in shared.zip(sums.chunks_mut(SHARED_ROWS * n_values)) {
+                    accumulate_shared::<V>(rows, group, &keys[..n_values], sums);
+                }
             }
         }
         for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(n_values)) {
@@ -98,13 +105,12 @@ impl Attend<'_> {
         let mut rows = queries.chunks_exact_mut(n_vectors);
         for token in self.tile.tokens.clone() {
             for head in self.tile.heads.clone() {
-                let query = rows.next().expect("one query per row");
+                let query = Lanes::flatten_mut(rows.next().expect("one query per row"));
                 let index = token * self.shape.n_heads + head;
                 let latent = &self.batch.q_lat[index * kv_lora_rank..][..kv_lora_rank];
                 let rotary = &self.batch.q_pe[index * rope_dim..][..rope_dim];
-                for (i, &value) in latent.iter().chain(rotary).enumerate() {
-                    query[i / LANES].0[i % LANES] = value;
-                }
+                query[..kv_lora_rank].copy_from_slice(latent);
+                query[kv_lora_rank..][..rope_dim].copy_from_slice(rotary);
             }
         }
         queries
@@ -180,28 +186,35 @@ fn widen(x: bf16) -> f32 {
 }
 
 impl RowState {
+    /// Visible keys in a group of the current block.
+    #[inline(always)]
+    fn n_keys_of(&self, group: usize) -> usize {
+        self.n_keys.saturating_sub(group * LANES).min(LANES)
+    }
+
+    /// Puts the scores of a group in the place of its weights.
+    #[inline(always)]
+    fn score<V: F32x16>(&mut self, group: usize, query: &[Lanes], keys: &[KeyLanes], scale: f32) {
+        let n_keys = self.n_keys_of(group);
+        if n_keys > 0 {
+            let weights = &mut self.weights[group].0;
+            scores::<V>(query, keys).mul(V::splat(scale)).store(weights);
+            weights[n_keys..].fill(f32::NEG_INFINITY);
+        }
+    }
+
     /// Turns the scores of the current block into weights and rescales what was summed before.
     #[inline(always)]
-    fn weigh<V: F32x16>(
-        &mut self,
-        query: &[Lanes],
-        keys: &[KeyLanes],
-        scale: f32,
-        sums: &mut [Lanes],
-    ) {
+    fn weigh<V: F32x16>(&mut self, sums: &mut [Lanes]) {
         let weights = &mut self.weights[..self.n_keys.div_ceil(LANES)];
+        if weights.is_empty() {
+            return;
+        }
         let mut max = V::splat(self.max);
-        let groups = keys.chunks_exact(query.len());
-        for (group, (weights, keys)) in weights.iter_mut().zip(groups).enumerate() {
-            scores::<V>(query, keys).mul(V::splat(scale)).store(&mut weights.0);
-            let n_seen = (self.n_keys - group * LANES).min(LANES);
-            weights.0[n_seen..].fill(f32::NEG_INFINITY);
+        for weights in weights.iter() {
             max = max.max(V::load(&weights.0));
         }
-        let mut lanes = [0.0; LANES];
-        max.store(&mut lanes);
-        let max = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
-
+        let max = max.max_lane();
         let rescale = exp(V::splat(self.max - max));
         self.max = max;
         for sum in sums {
@@ -230,22 +243,21 @@ fn scores<V: F32x16>(query: &[Lanes], keys: &[KeyLanes]) -> V {
     V::sum_each(sums)
 }
 
-/// Adds the weighted values of the current block to up to four rows.
+/// Adds the weighted values of a group to up to four rows.
 #[inline(always)]
-fn accumulate_group<V: F32x16>(
+fn accumulate_shared<V: F32x16>(
     rows: &[RowState],
-    keys: &[KeyLanes],
-    n_vectors: usize,
+    group: usize,
+    values: &[KeyLanes],
     sums: &mut [Lanes],
 ) {
     match rows.first_chunk::<SHARED_ROWS>() {
-        Some(group) if group.iter().all(|row| row.n_keys == group[0].n_keys) => {
-            accumulate::<V, SHARED_ROWS>(group, keys, n_vectors, sums);
+        Some(rows) if rows.iter().all(|row| row.n_keys == rows[0].n_keys) => {
+            accumulate::<V, SHARED_ROWS>(rows, group, values, sums);
         }
         _ => {
-            let n_values = sums.len() / rows.len();
-            for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(n_values)) {
-                accumulate::<V, 1>(std::array::from_ref(row), keys, n_vectors, sums);
+            for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(values.len())) {
+                accumulate::<V, 1>(std::array::from_ref(row), group, values, sums);
             }
         }
     }
@@ -255,22 +267,19 @@ fn accumulate_group<V: F32x16>(
 #[inline(always)]
 fn accumulate<V: F32x16, const R: usize>(
     rows: &[RowState; R],
-    keys: &[KeyLanes],
-    n_vectors: usize,
+    group: usize,
+    values: &[KeyLanes],
     sums: &mut [Lanes],
 ) {
-    let n_values = sums.len() / R;
-    for (group, keys) in keys.chunks_exact(n_vectors).enumerate() {
-        let n_keys = rows[0].n_keys.saturating_sub(group * LANES).min(LANES);
-        let weights = rows.each_ref().map(|row| &row.weights[group].0[..n_keys]);
-        let (pairs, last) = keys[..n_values].as_chunks::<2>();
-        for (pair, values) in pairs.iter().enumerate() {
-            accumulate_columns::<V, R, 2>(weights, values, (sums, 2 * pair));
-        }
-        if let [values] = last {
-            let values = std::array::from_ref(values);
-            accumulate_columns::<V, R, 1>(weights, values, (sums, n_values - 1));
-        }
+    let n_keys = rows[0].n_keys_of(group);
+    let weights = rows.each_ref().map(|row| &row.weights[group].0[..n_keys]);
+    let (pairs, last) = values.as_chunks::<2>();
+    for (pair, values) in pairs.iter().enumerate() {
+        accumulate_columns::<V, R, 2>(weights, values, (sums, 2 * pair));
+    }
+    if let [values] = last {
+        let first = 2 * pairs.len();
+        accumulate_columns::<V, R, 1>(weights, std::array::from_ref(values), (sums, first));
     }
 }
 

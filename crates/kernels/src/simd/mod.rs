@@ -57,6 +57,21 @@ pub(crate) trait F32x16: Copy {
         lanes[0]
     }
 
+    /// The greatest lane; NaN lanes may be passed over.
+    #[inline(always)]
+    fn max_lane(self) -> f32 {
+        let mut lanes = [0.0; LANES];
+        self.store(&mut lanes);
+        let mut half = LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                lanes[i] = if lanes[i] > lanes[i + half] { lanes[i] } else { lanes[i + half] };
+            }
+            half /= 2;
+        }
+        lanes[0]
+    }
+
     /// The sums of sixteen vectors; lane `i` is `vectors[i].sum()`.
     #[inline(always)]
     fn sum_each(vectors: [Self; LANES]) -> Self {
@@ -75,7 +90,18 @@ pub(crate) struct Lanes(pub(crate) [f32; LANES]);
 
 impl Lanes {
     pub(crate) const ZERO: Self = Self([0.0; LANES]);
+
+    /// The lanes of successive vectors.
+    pub(crate) fn flatten_mut(vectors: &mut [Self]) -> &mut [f32] {
+        // SAFETY: a `Lanes` is sixteen f32 without padding: its size is its alignment. The borrow
+        // carries over.
+        unsafe {
+            std::slice::from_raw_parts_mut(vectors.as_mut_ptr().cast(), vectors.len() * LANES)
+        }
+    }
 }
+
+const _: () = assert!(size_of::<Lanes>() == LANES * size_of::<f32>());
 
 /// Work that is written once for every instruction set.
 pub(crate) trait Kernel {
