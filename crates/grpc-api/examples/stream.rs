@@ -1,6 +1,6 @@
 //! Streams one prompt from a running server and tells accepted drafts from target tokens.
 //!
-//! On a terminal accepted drafts are green; elsewhere they stand in square brackets. A summary
+//! On a terminal accepted drafts are green; elsewhere they stand in ⟦ ⟧, which code does not use. A summary
 //! follows, and with `--compare` the same request without drafting, its speed and the ratio.
 
 use std::io::{IsTerminal, Write, stdout};
@@ -30,7 +30,7 @@ struct Args {
     )]
     prompt: String,
     /// Largest number of generated tokens
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 96)]
     max_tokens: u32,
     /// Run the same request without drafting as well, compare the texts and the speeds
     #[arg(long)]
@@ -79,7 +79,7 @@ async fn run(args: Args) -> Result<()> {
     let colour = stdout().is_terminal();
     // The first request of a server pays for cold caches.
     generate(&mut client, &args, None, |_| Ok(())).await?;
-    let (open, close) = if colour { ("\x1b[32m", "\x1b[0m") } else { ("[", "]") };
+    let (open, close) = if colour { ("\x1b[32m", "\x1b[0m") } else { ("⟦", "⟧") };
     let mut out = stdout();
     writeln!(out, "{open}accepted draft tokens{close} and target tokens:\n")?;
     write!(out, "{}", args.prompt)?;
