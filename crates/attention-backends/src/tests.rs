@@ -11,6 +11,9 @@ const ROPE: i64 = 6;
 const WIDTH: i64 = KV_RANK + ROPE;
 const SCALE: f64 = 0.3;
 
+/// A sequence, its tokens computed before, and its queried tokens.
+type Rows = (usize, i64, i64);
+
 fn backends() -> [&'static dyn AttentionBackend; 2] {
     [&ReferenceBackend, &CpuBackend]
 }
@@ -54,7 +57,7 @@ impl Batch {
     }
 
     /// Feeds `(seq, n_computed, n_query)` each: writes their latents and attends their queries.
-    fn run(&self, backend: &dyn AttentionBackend, rows: &[(usize, i64, i64)]) -> Tensor {
+    fn run(&self, backend: &dyn AttentionBackend, rows: &[Rows]) -> Tensor {
         let mut layout = BatchLayout::new(self.block_size);
         for &(seq, n_computed, n_query) in rows {
             let as_u32 = |n: i64| u32::try_from(n).unwrap();
@@ -64,9 +67,7 @@ impl Batch {
         layout.finish();
         let layout = DeviceLayout::upload(&layout, Device::Cpu);
         let gather = |part: fn(&Sequence) -> &Tensor| {
-            let part = |&(seq, start, len): &(usize, i64, i64)| {
-                part(&self.sequences[seq]).narrow(0, start, len)
-            };
+            let part = |&(seq, start, len): &Rows| part(&self.sequences[seq]).narrow(0, start, len);
             Tensor::cat(&rows.iter().map(part).collect::<Vec<_>>(), 0)
         };
         let (latent, k_pe) = (gather(|seq| &seq.latent), gather(|seq| &seq.k_pe));
@@ -99,7 +100,7 @@ impl Batch {
         out
     }
 
-    fn check(&self, found: &Tensor, rows: &[(usize, i64, i64)], tolerance: f64) {
+    fn check(&self, found: &Tensor, rows: &[Rows], tolerance: f64) {
         let tokens =
             rows.iter().flat_map(|&(seq, start, len)| (start..start + len).map(move |p| (seq, p)));
         let mut n_tokens = 0;
@@ -116,7 +117,7 @@ impl Batch {
 }
 
 /// A long prefill, verify windows and decodes of every width, over earlier chunks.
-fn mixed_rows() -> (Vec<(usize, i64, i64)>, Vec<(usize, i64, i64)>) {
+fn mixed_rows() -> (Vec<Rows>, Vec<Rows>) {
     let computed = [0, 5, 1, 17, 64, 3, 2, 31, 4, 70];
     let queries = [33, 1, 2, 3, 4, 5, 6, 7, 8, 9];
     let earlier = computed.iter().enumerate().filter(|(_, n)| **n > 0);

@@ -16,7 +16,7 @@ pub(crate) struct DecoderLayer {
 
 pub(crate) enum FeedForward {
     Dense(GatedMlp),
-    Moe(MoeMlp),
+    Moe(Box<MoeMlp>),
 }
 
 /// Rows with what a layer needs to know of their positions.

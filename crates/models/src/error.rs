@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use model_config::ConfigError;
+use model_config::{Architecture, ConfigError};
 use torch_ext::TensorError;
 use weights::WeightsError;
 
@@ -14,6 +14,8 @@ pub enum LoadError {
     Config(ConfigError),
     /// The checkpoint was refused.
     Weights(WeightsError),
+    /// No model here runs this architecture.
+    Architecture(Architecture),
     /// A layer could not be built from its tensors.
     Tensor(TensorError),
 }
@@ -23,6 +25,9 @@ impl fmt::Display for LoadError {
         match self {
             Self::Config(error) => error.fmt(f),
             Self::Weights(error) => error.fmt(f),
+            Self::Architecture(architecture) => {
+                write!(f, "no model runs the architecture {architecture:?}")
+            }
             Self::Tensor(error) => write!(f, "a layer cannot be built: {error}"),
         }
     }
@@ -33,6 +38,7 @@ impl std::error::Error for LoadError {
         match self {
             Self::Config(error) => error.source(),
             Self::Weights(error) => error.source(),
+            Self::Architecture(_) => None,
             Self::Tensor(error) => Some(error),
         }
     }

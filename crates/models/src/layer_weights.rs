@@ -74,7 +74,7 @@ impl LayerBuilder<'_> {
             None
         };
         let weights = MoeWeights { gate, bias, experts, shared };
-        Ok(FeedForward::Moe(MoeMlp::new(&weights, moe, self.ops)?))
+        Ok(FeedForward::Moe(Box::new(MoeMlp::new(&weights, moe, self.ops)?)))
     }
 
     fn mlp(&mut self, prefix: &str) -> Result<[Tensor; 3], LoadError> {

@@ -101,7 +101,7 @@ pub fn load(dir: &Path, options: LoadOptions) -> Result<LoadedModel, LoadError> 
             let mtp = options.drafting.then(|| DeepseekMtp::build(&mut builder, &target));
             (target, mtp.transpose()?)
         }
-        other => unreachable!("model-config validates {other:?} and no model runs it"),
+        other => return Err(LoadError::Architecture(other)),
     };
     Ok(LoadedModel {
         config,

@@ -25,12 +25,6 @@ impl Embedding {
         Self { table: self.table.shallow_clone(), ops: self.ops }
     }
 
-    /// The table `[vocab, hidden]`.
-    #[must_use]
-    pub fn table(&self) -> &Tensor {
-        &self.table
-    }
-
     /// The embeddings of `token_ids` i64 `[T]`: a tensor of its own, `[T, hidden]`.
     ///
     /// # Errors

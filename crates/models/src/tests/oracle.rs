@@ -10,7 +10,6 @@ struct Case {
     greedy: Vec<i64>,
     logprobs: Vec<f64>,
     drafts: Vec<i64>,
-    min_margin: f64,
 }
 
 fn cases() -> Vec<Case> {
@@ -30,7 +29,6 @@ fn cases() -> Vec<Case> {
             .map(|value| value.as_f64().unwrap())
             .collect(),
         drafts: ints(&case["first_drafts"]),
-        min_margin: case["min_top2_margin"].as_f64().unwrap(),
     };
     cases.as_array().unwrap().iter().map(case).collect()
 }
@@ -133,7 +131,6 @@ fn bfloat16_agreement(ops: Ops) -> f64 {
         let chosen = Vec::<i64>::try_from(session.logits(&rows).argmax(-1, false)).unwrap();
         n_equal += chosen.iter().zip(&case.greedy).filter(|(a, b)| a == b).count();
         n_tokens += case.greedy.len();
-        assert!(case.min_margin > 0.0);
     }
     n_equal as f64 / n_tokens as f64
 }
