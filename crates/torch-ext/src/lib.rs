@@ -1,6 +1,6 @@
 //! The unsafe seam to libtorch: tensors as slices, and files as memory.
 //!
-//! **Owns** every unsafe line between libtorch's C++ objects and Rust: [`slice`] and [`slice_mut`]
+//! **Owns** every unsafe line between libtorch's C++ objects and Rust: [`slice()`] and [`slice_mut`]
 //! see a CPU tensor as a slice, [`mmap`] maps checkpoint files. **Must not know** layers, models,
 //! requests or checkpoint formats.
 //!

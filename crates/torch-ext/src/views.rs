@@ -48,11 +48,11 @@ pub fn slice<T: Element>(tensor: &Tensor) -> Result<&[T], TensorError> {
     Ok(unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<T>(), n_elements) })
 }
 
-/// As [`slice`], to write to.
+/// As [`slice()`], to write to.
 ///
 /// # Errors
 ///
-/// As [`slice`].
+/// As [`slice()`].
 #[expect(unsafe_code, reason = "the elements belong to a C++ object")]
 pub fn slice_mut<T: Element>(tensor: &mut Tensor) -> Result<&mut [T], TensorError> {
     let n_elements = check::<T>(tensor)?;
