@@ -13,11 +13,11 @@ Without an argument: lint, then every test, then device-lint.";
 
 pub(crate) fn run(args: &[String]) -> Result<()> {
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => {
+        [] => process::stage("every check", || {
             lint()?;
             test::run(&[])?;
             device_lint()
-        }
+        }),
         ["lint"] => lint(),
         ["device-lint"] => device_lint(),
         _ => bail!("ci takes lint, device-lint or nothing, not `{}`", args.join(" ")),

@@ -1,8 +1,11 @@
 //! The libtorch release that the workspace is built against, and where it lies.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::workspace;
+use anyhow::{Context, Result};
+
+use crate::{process, workspace};
 
 /// The release that tch 0.24 binds; `tch` in the root `Cargo.toml` is the other half of the pair.
 pub(crate) const VERSION: &str = "2.11.0";
@@ -50,6 +53,25 @@ pub(crate) fn source_of_environment() -> Source {
     source(libtorch.as_deref(), use_pytorch, &folder())
 }
 
+/// `LD_LIBRARY_PATH` for what a task builds and runs, where the run path in the programs does not
+/// lead to the libraries: they are not in `.libtorch`, or the target folder is not `target`.
+pub(crate) fn loader_path() -> Result<Option<(&'static str, OsString)>> {
+    const NAME: &str = "LD_LIBRARY_PATH";
+    let lib = match source_of_environment() {
+        Source::Own if workspace::load()?.1 == workspace::root().join("target") => return Ok(None),
+        Source::Own => folder().join("lib"),
+        Source::Folder(folder) => folder.join("lib"),
+        Source::PyTorch => {
+            let print = "import torch; print(torch.__path__[0])";
+            PathBuf::from(process::python(&["-c", print])?.trim()).join("lib")
+        }
+    };
+    let others = std::env::var_os(NAME).unwrap_or_default();
+    let folders = std::iter::once(lib).chain(std::env::split_paths(&others));
+    let joined = std::env::join_paths(folders).context("the libtorch folder's name has a colon")?;
+    Ok(Some((NAME, joined)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,7 +81,7 @@ mod tests {
         let own = Path::new("/w/.libtorch");
         assert_eq!(source(None, false, own), Source::Own);
         assert_eq!(source(Some(own), false, own), Source::Own);
-        let theirs = Path::new("/opt/libtorch");
+        let theirs = Path::new("/their/libtorch");
         assert_eq!(source(Some(theirs), false, own), Source::Folder(theirs.to_owned()));
         assert_eq!(source(Some(own), true, own), Source::PyTorch);
     }

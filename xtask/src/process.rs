@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// A cargo command in the workspace, with the cargo that runs this task.
 pub(crate) fn cargo<I, S>(args: I) -> Command
@@ -40,13 +40,28 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("`{shown}` printed no UTF-8"))
 }
 
+/// Runs `python3` with these arguments and returns its standard output; an error is the last line
+/// of what it says.
+pub(crate) fn python(args: &[&str]) -> Result<String> {
+    let output = Command::new("python3").args(args).output().context("python3 was not found")?;
+    ensure!(output.status.success(), "{}", last_line(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The last line that says something.
+pub(crate) fn last_line(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let last = text.lines().rev().find(|line| !line.trim().is_empty());
+    last.unwrap_or("no message").trim().trim_start_matches("ERROR: ").to_owned()
+}
+
 /// Runs one stage of a longer task between a heading and its time.
-pub(crate) fn stage(name: &str, run: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(crate) fn stage<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     eprintln!("== {name}");
     let start = Instant::now();
-    run().with_context(|| format!("stage `{name}`"))?;
-    eprintln!("== {name}: {:.0} s", start.elapsed().as_secs_f64());
-    Ok(())
+    let result = run().with_context(|| format!("stage `{name}`"))?;
+    eprintln!("== {name}: done in {:.1} s", start.elapsed().as_secs_f64());
+    Ok(result)
 }
 
 fn show(command: &Command) -> String {

@@ -1,18 +1,23 @@
 //! `cargo xtask serve`: build and become the server.
 
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::{process, setup};
+use crate::{libtorch, process, setup};
 
 pub(crate) const HELP: &str = "Arguments are those of `tandem serve`.";
 
 pub(crate) fn run(args: &[String]) -> Result<()> {
     setup::ensure_libtorch()?;
     let tandem = build(&["-p", "server"])?;
-    process::run(std::process::Command::new(tandem).arg("serve").args(args))
+    let mut serve = Command::new(&tandem);
+    serve.arg("serve").args(args).envs(libtorch::loader_path()?);
+    // Returns only if it fails: from here on this process is the server, and gets its signals.
+    Err(serve.exec()).with_context(|| format!("cannot start {}", tandem.display()))
 }
 
 /// Builds in release and returns the executable that cargo reports, wherever the target folder is.

@@ -1,6 +1,6 @@
 //! `cargo xtask setup`: libtorch, from the wheel that pip finds, or the user's own.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -31,10 +31,20 @@ enum Device {
     Rocm,
 }
 
+impl Device {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Rocm => "rocm",
+        }
+    }
+}
+
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let device = parse_device(args, Path::new("/proc/driver/nvidia/version").exists())?;
     match libtorch::source_of_environment() {
-        Source::PyTorch => check_pytorch(),
+        Source::PyTorch => check_pytorch(device),
         Source::Folder(folder) => check_folder(&folder),
         Source::Own if device == Device::Rocm => bail!(
             "--device rocm uses your own PyTorch: install a ROCm build of PyTorch {VERSION}, \
@@ -47,7 +57,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
 /// What every task that builds on libtorch starts with.
 pub(crate) fn ensure_libtorch() -> Result<()> {
     match libtorch::source_of_environment() {
-        Source::Own if is_complete(&libtorch::folder(), Device::Cpu) => Ok(()),
+        Source::Own if installed_bytes(&libtorch::folder(), Device::Cpu).is_some() => Ok(()),
         _ => run(&["--device".to_owned(), "cpu".to_owned()]),
     }
 }
@@ -69,17 +79,19 @@ fn parse_device(args: &[String], has_nvidia_driver: bool) -> Result<Device> {
     }
 }
 
-fn check_pytorch() -> Result<()> {
-    let print = "import torch, os; print(torch.__version__); \
-                 print(os.path.join(os.path.dirname(torch.__file__), 'lib'))";
-    let found = python(&["-c", print]).context(
+fn check_pytorch(device: Device) -> Result<()> {
+    let print = "import torch; print(torch.__version__); print(torch.version.hip)";
+    let found = process::python(&["-c", print]).context(
         "LIBTORCH_USE_PYTORCH is set, but python3 cannot import torch: install it or unset it",
     )?;
-    let (version, lib) = found.trim().split_once('\n').context("python3 printed no version")?;
+    let (version, hip) = found.trim().split_once('\n').context("python3 printed no version")?;
     check_version(version, "the PyTorch of python3")?;
-    eprintln!("using PyTorch {version} of python3 (LIBTORCH_USE_PYTORCH)");
-    eprintln!("to run what you build: export LD_LIBRARY_PATH={lib}");
-    Ok(())
+    ensure!(
+        device != Device::Rocm || hip != "None",
+        "the PyTorch of python3 is {version}, which is no ROCm build: install one of {VERSION}"
+    );
+    eprintln!("using PyTorch {version} of python3 (LIBTORCH_USE_PYTORCH is set)");
+    show_loader_path()
 }
 
 fn check_folder(folder: &Path) -> Result<()> {
@@ -92,24 +104,31 @@ fn check_folder(folder: &Path) -> Result<()> {
     if let Ok(version) = fs::read_to_string(folder.join("build-version")) {
         check_version(version.trim(), &folder.display().to_string())?;
     }
-    eprintln!("using libtorch of {} (LIBTORCH)", folder.display());
-    Ok(())
+    eprintln!("using libtorch of {} (LIBTORCH is set)", folder.display());
+    show_loader_path()
 }
 
 fn check_version(version: &str, whose: &str) -> Result<()> {
     let release = version.split('+').next().unwrap_or_default();
     ensure!(
         release == VERSION,
-        "{whose} is {version}, but tch 0.24 needs {VERSION}: install that one, or unset the variable"
+        "{whose} is {version}, but tch 0.24 needs {VERSION}: install that, or unset the variable"
     );
+    Ok(())
+}
+
+/// What plain cargo needs where the run path in the programs does not lead to the libraries.
+fn show_loader_path() -> Result<()> {
+    if let Some((name, value)) = libtorch::loader_path()? {
+        let lib = std::env::split_paths(&value).next().unwrap_or_default();
+        eprintln!("without xtask, run what you build with {name}={}", lib.display());
+    }
     Ok(())
 }
 
 fn provide(device: Device) -> Result<()> {
     let folder = libtorch::folder();
-    let name = if device == Device::Cuda { "cuda" } else { "cpu" };
-    if is_complete(&folder, device) {
-        eprintln!("libtorch {VERSION} is in .libtorch ({name}): nothing to do");
+    if say_complete(&folder, device)? {
         return Ok(());
     }
     ensure!(
@@ -117,35 +136,68 @@ fn provide(device: Device) -> Result<()> {
         "setup knows the wheels for Linux on x86_64 only: install PyTorch {VERSION}, \
          then set LIBTORCH_USE_PYTORCH=1"
     );
+    let _lock = lock()?;
+    // Another setup may have made it meanwhile.
+    if say_complete(&folder, device)? {
+        return Ok(());
+    }
     check_python()?;
     check_space(device)?;
-    let downloads = workspace::root().join(".libtorch-download");
-    let fresh = workspace::root().join(".libtorch-new");
-    remove(&fresh)?;
+    let root = workspace::root();
+    let (downloads, fresh) = (root.join(".libtorch-download"), root.join(".libtorch-new"));
     let wheels = download(&downloads, device)?;
+    remove(&fresh)?;
     fs::create_dir_all(&fresh).with_context(|| format!("make {}", fresh.display()))?;
-    unpack(&fresh, name, &wheels)?;
-    fs::write(fresh.join("build-version"), format!("{VERSION}\n")).context("write the version")?;
+    if let Err(error) = unpack(&fresh, device, &wheels) {
+        // Neither half an unpacked set nor a damaged wheel may stay.
+        remove(&fresh)?;
+        remove(&downloads)?;
+        return Err(error);
+    }
     remove(&folder)?;
     fs::rename(&fresh, &folder).context("put .libtorch in place")?;
     remove(&downloads)?;
-    eprintln!("libtorch {VERSION} is in .libtorch ({name})");
-    Ok(())
+    let n_bytes = installed_bytes(&folder, device).context(".libtorch is not complete")?;
+    eprintln!("libtorch {VERSION} is in .libtorch ({}, {} MB)", device.name(), n_bytes / 1_000_000);
+    show_loader_path()
 }
 
-/// Whether every file of the manifest is there in its size, for this version and device.
-fn is_complete(folder: &Path, device: Device) -> bool {
-    let Ok(manifest) = fs::read_to_string(folder.join("manifest")) else { return false };
-    let version = fs::read_to_string(folder.join("build-version")).unwrap_or_default();
+/// Keeps a second setup of the same checkout out until this one ends.
+fn lock() -> Result<File> {
+    let file = File::create(workspace::root().join(".libtorch-lock")).context("lock .libtorch")?;
+    if file.try_lock().is_err() {
+        eprintln!("another setup is running: waiting for it");
+        file.lock().context("lock .libtorch")?;
+    }
+    Ok(file)
+}
+
+fn say_complete(folder: &Path, device: Device) -> Result<bool> {
+    let Some(n_bytes) = installed_bytes(folder, device) else { return Ok(false) };
+    let (name, n_mb) = (device.name(), n_bytes / 1_000_000);
+    eprintln!("libtorch {VERSION} is in .libtorch ({name}, {n_mb} MB): nothing to do");
+    show_loader_path()?;
+    Ok(true)
+}
+
+/// Bytes of the files of the manifest, if each is there in its size, for this version and device.
+fn installed_bytes(folder: &Path, device: Device) -> Option<u64> {
+    let version = fs::read_to_string(folder.join("build-version")).ok()?;
+    let manifest = fs::read_to_string(folder.join("manifest")).ok()?;
     let has_cuda = manifest.lines().any(|line| line.ends_with(" cuda/lib/libtorch_cuda.so"));
-    version.trim() == VERSION
-        && (device != Device::Cuda || has_cuda)
-        && manifest.lines().all(|line| {
-            let entry = line.split_once(' ').and_then(|(n, p)| Some((n.parse::<u64>().ok()?, p)));
-            entry.is_some_and(|(size, path)| {
-                fs::metadata(folder.join(path)).is_ok_and(|file| file.len() == size)
-            })
-        })
+    if version.trim() != VERSION || device == Device::Cuda && !has_cuda {
+        return None;
+    }
+    let mut total = 0;
+    for line in manifest.lines() {
+        let (size, path) = line.split_once(' ')?;
+        let size: u64 = size.parse().ok()?;
+        if fs::metadata(folder.join(path)).ok()?.len() != size {
+            return None;
+        }
+        total += size;
+    }
+    Some(total)
 }
 
 fn check_python() -> Result<()> {
@@ -154,15 +206,17 @@ fn check_python() -> Result<()> {
         found.is_ok_and(|output| output.status.success()),
         "python3 was not found: install Python 3 with pip, {WAY_OUT}"
     );
-    python(&["-m", "pip", "--version"])
+    process::python(&["-m", "pip", "--version"])
         .with_context(|| format!("python3 has no pip: install it (python3-pip), {WAY_OUT}"))?;
     Ok(())
 }
 
 fn check_space(device: Device) -> Result<()> {
     let print = "import shutil, sys; print(shutil.disk_usage(sys.argv[1]).free)";
-    let root = workspace::root().to_str().context("the workspace's path is not UTF-8")?;
-    let free: u64 = python(&["-c", print, root])?.trim().parse().context("read the free space")?;
+    let root = workspace::root();
+    let root = root.to_str().context("the workspace's path is not UTF-8")?;
+    let free: u64 =
+        process::python(&["-c", print, root])?.trim().parse().context("read the free space")?;
     let needed = match device {
         Device::Cuda => libtorch::CUDA_BYTES_NEEDED,
         _ => libtorch::CPU_BYTES_NEEDED,
@@ -179,7 +233,7 @@ fn check_space(device: Device) -> Result<()> {
 
 /// Downloads into a folder of its own first, so that what lies in `downloads` is complete.
 fn download(downloads: &Path, device: Device) -> Result<Vec<PathBuf>> {
-    let complete = downloads.join(if device == Device::Cuda { "cuda" } else { "cpu" });
+    let complete = downloads.join(device.name());
     if !complete.is_dir() {
         let partial = downloads.join("partial");
         remove(&partial)?;
@@ -202,36 +256,30 @@ fn pip_download(to: &Path, device: Device) -> Result<()> {
     if !std::io::stderr().is_terminal() {
         command.arg("--progress-bar=off");
     }
-    command.args(libtorch::CPU_WHEELS).stdout(Stdio::inherit()).stderr(Stdio::piped());
-    let output = command.spawn().and_then(std::process::Child::wait_with_output);
-    let output = output.context("cannot start python3 -m pip")?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let text = String::from_utf8_lossy(&output.stderr);
-    let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no message");
-    bail!(
-        "pip could not download torch {VERSION}: {}: check the network and pip's configuration and \
-         run again, {WAY_OUT}",
-        last.trim().trim_start_matches("ERROR: ")
-    )
-}
-
-fn unpack(to: &Path, device: &str, wheels: &[PathBuf]) -> Result<()> {
-    let mut command = Command::new("python3");
-    command.args(["-c", include_str!("unpack.py")]).arg(to).arg(device).args(wheels);
-    process::run(command.stdin(Stdio::null())).map_err(|_| {
-        anyhow::anyhow!(
-            "the wheels could not be unpacked (see above): remove .libtorch-download and run again"
+    // On the disk whose free space was checked, not in a temporary folder that may be small.
+    command.args(libtorch::CPU_WHEELS).env("TMPDIR", to);
+    run_python(&mut command).map_err(|last| {
+        anyhow!(
+            "pip could not download torch {VERSION}: {last}: check the network and pip's \
+             configuration and run again, {WAY_OUT}"
         )
     })
 }
 
-fn python(args: &[&str]) -> Result<String> {
-    let output = Command::new("python3").args(args).output().context("python3 was not found")?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}", errors.lines().last().unwrap_or("python3 failed"));
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+fn unpack(to: &Path, device: Device, wheels: &[PathBuf]) -> Result<()> {
+    let mut command = Command::new("python3");
+    command.args(["-c", include_str!("unpack.py")]).arg(to).args([VERSION, device.name()]);
+    run_python(command.args(wheels))
+        .map_err(|last| anyhow!("the wheels could not be unpacked: {last}: run again, {WAY_OUT}"))
+}
+
+/// Runs a Python program that shows its progress; an error is the last line of what it says.
+fn run_python(command: &mut Command) -> Result<(), String> {
+    // Standard output belongs to the task that needed libtorch.
+    command.stdin(Stdio::null()).stdout(std::io::stderr()).stderr(Stdio::piped());
+    let output = command.spawn().and_then(std::process::Child::wait_with_output);
+    let output = output.map_err(|error| format!("cannot start python3: {error}"))?;
+    if output.status.success() { Ok(()) } else { Err(process::last_line(&output.stderr)) }
 }
 
 fn remove(folder: &Path) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::{process, setup, sim, workspace};
+use crate::{libtorch, process, setup, sim, workspace};
 
 pub(crate) const HELP: &str = "\
   control   what builds without libtorch, and 2,000 seeds of the simulation
@@ -14,15 +14,15 @@ compiled once for tests, demo and server.";
 /// Planes whose crates build without libtorch.
 pub(crate) const CONTROL: &[&str] = &["control", "shared", "tool"];
 
-/// Planes whose crates need libtorch.
+/// Planes whose crates need libtorch, or are tested in release with those that do.
 pub(crate) const DEVICE: &[&str] = &["device", "binary"];
 
 pub(crate) fn run(args: &[String]) -> Result<()> {
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => {
+        [] => process::stage("every test", || {
             control()?;
             device()
-        }
+        }),
         ["control"] => control(),
         ["device"] => device(),
         _ => bail!("test takes control, device or nothing, not `{}`", args.join(" ")),
@@ -43,6 +43,7 @@ fn device() -> Result<()> {
     process::stage("libtorch", setup::ensure_libtorch)?;
     let packages = workspace::packages_of(DEVICE)?;
     process::stage("tests on libtorch (the first build compiles its binding: minutes)", || {
-        process::run(process::cargo(["test", "--quiet", "--release"]).args(&packages))
+        let mut command = process::cargo(["test", "--quiet", "--release"]);
+        process::run(command.args(&packages).envs(libtorch::loader_path()?))
     })
 }

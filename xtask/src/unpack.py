@@ -1,11 +1,13 @@
-"""Unpacks what a build and a run need from wheels: unpack.py TARGET cpu|cuda WHEEL...
+"""Unpacks what a build and a run need from wheels: unpack.py TARGET VERSION cpu|cuda WHEEL...
 
-Every file's checksum is verified while it is read. Writes the version, then a manifest of sizes.
+Every file's checksum is verified while it is read. Writes the version that torch-sys checks, and
+last a manifest of sizes. A failure is one line.
 """
 import os
 import shutil
 import sys
 import zipfile
+import zlib
 
 CPU_LIBS = {"libtorch_cpu.so", "libtorch.so", "libc10.so", "libgomp.so.1"}
 CUDA_LIBS = {"libtorch_cuda.so", "libtorch_cuda_linalg.so", "libtorch_nvshmem.so", "libc10_cuda.so"}
@@ -26,29 +28,39 @@ def place(name, device):
     return "cuda/lib/" + base if device == "cuda" and (is_cuda or is_nvidia) else None
 
 
+def unpack(wheel, target, device):
+    """Unpacks one wheel; returns the size and the place of each file."""
+    print("unpacking", os.path.basename(wheel), flush=True)
+    placed = []
+    with zipfile.ZipFile(wheel) as archive:
+        for info in archive.infolist():
+            to = None if info.is_dir() else place(info.filename, device)
+            if to is None:
+                continue
+            path = os.path.join(target, to)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with archive.open(info) as source, open(path, "wb") as out:
+                shutil.copyfileobj(source, out, 1 << 20)
+            placed.append((info.file_size, to))
+    return placed
+
+
 def main():
-    target, device, wheels = sys.argv[1], sys.argv[2], sys.argv[3:]
-    manifest = []
-    for wheel in wheels:
-        print("unpacking", os.path.basename(wheel), file=sys.stderr, flush=True)
-        with zipfile.ZipFile(wheel) as archive:
-            for info in archive.infolist():
-                to = None if info.is_dir() else place(info.filename, device)
-                if to is None:
-                    continue
-                path = os.path.join(target, to)
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                with archive.open(info) as source, open(path, "wb") as out:
-                    shutil.copyfileobj(source, out, 1 << 20)
-                manifest.append((info.file_size, to))
+    target, version, device, wheels = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
+    placed = [entry for wheel in wheels for entry in unpack(wheel, target, device)]
     needed = {"lib/" + name for name in CPU_LIBS | RUNTIME_LIBS}
     if device == "cuda":
         needed |= {"cuda/lib/libtorch_cuda.so", "cuda/lib/libc10_cuda.so"}
-    missing = sorted(needed - {to for _, to in manifest})
+    missing = sorted(needed - {to for _, to in placed})
     if missing:
         sys.exit("the wheels hold no " + ", ".join(missing))
+    with open(os.path.join(target, "build-version"), "w") as out:
+        out.write(version + "\n")
     with open(os.path.join(target, "manifest"), "w") as out:
-        out.writelines(f"{size} {to}\n" for size, to in manifest)
+        out.writelines(f"{size} {to}\n" for size, to in placed)
 
 
-main()
+try:
+    main()
+except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    sys.exit(str(error))

@@ -7,9 +7,12 @@ use serde_json::Value;
 
 use crate::process;
 
-/// The root folder.
-pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+/// The root folder: that of the workspace whose cargo runs this, since two checkouts that share a
+/// target folder share this program.
+pub(crate) fn root() -> PathBuf {
+    let own = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let own = own.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    own.parent().expect("xtask lies in the workspace").to_owned()
 }
 
 /// A workspace member.

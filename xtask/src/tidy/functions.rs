@@ -58,8 +58,8 @@ mod tests {
 
     #[test]
     fn functions_are_found_with_their_lengths() {
-        let source = "impl A {\n    pub(crate) fn one(\n        &self,\n    ) {\n        x();\n    }\n\
-                      }\ntrait B {\n    fn two(&self);\n}\nfn three() {}\n\
+        let source = "impl A {\n    pub(crate) fn one(\n        &self,\n    ) {\n        x();\n\
+                      \x20   }\n}\ntrait B {\n    fn two(&self);\n}\nfn three() {}\n\
                       async fn four() {\n    if x {\n    }\n}\n";
         let found = find(source);
         let shown: Vec<_> = found.iter().map(|f| (f.name.as_str(), f.line, f.n_lines)).collect();

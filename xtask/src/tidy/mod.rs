@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the rules of this repository that no other tool knows.
 
+mod closure;
 mod functions;
 mod graph;
 mod text;
@@ -10,14 +11,15 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::test::CONTROL;
 use crate::{process, workspace};
 
 pub(crate) const HELP: &str = "\
 Files at most 500 lines, functions 70, lines 100 columns; a module doc in every Rust file; no
 trailing blanks; unsafe code only where it may be, with its reason; the environment read at the
 edges only; no path of one machine and no registry host in a tracked file; tracked files small;
-every crate in the layer table, every edge downward and within its plane, and every crate in
-ARCHITECTURE.md.";
+every crate and edge in the layer table, downward and within its plane, and in ARCHITECTURE.md;
+nothing in the control plane that needs a C compiler or libtorch.";
 
 const FILE_BYTES_MAX: u64 = 16_000_000;
 const TREE_BYTES_MAX: u64 = 45_000_000;
@@ -31,6 +33,9 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     let (members, _) = workspace::load()?;
     let architecture = read("ARCHITECTURE.md")?;
     faults.extend(graph::check(&members, &architecture));
+    let mut tree = process::cargo(["tree", "--locked", "--edges", "normal,build"]);
+    tree.args(["--prefix", "none"]).args(workspace::packages_of(CONTROL)?);
+    faults.extend(closure::check(&process::output(&mut tree)?));
     for member in &members {
         let manifest = member.folder.join("Cargo.toml");
         let text = fs::read_to_string(&manifest).context("read a manifest")?;
