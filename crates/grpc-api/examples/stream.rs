@@ -1,7 +1,7 @@
 //! Streams one prompt from a running server and tells accepted drafts from target tokens.
 //!
-//! On a terminal accepted drafts are green; elsewhere they stand in ⟦ ⟧, which code does not use. A summary
-//! follows, and with `--compare` the same request without drafting, its speed and the ratio.
+//! On a terminal accepted drafts are green; elsewhere they stand in ⟦ ⟧, which code does not use.
+//! A summary follows, and with `--compare` the same request without drafting and the ratio.
 
 use std::io::{IsTerminal, Write, stdout};
 use std::process::ExitCode;
