@@ -35,14 +35,14 @@ fn ids(tokens: &[i64]) -> Tensor {
 }
 
 /// A model with caches full of NaN, so that a read of a slot that was not written shows.
-struct Session {
+struct Rig {
     model: LoadedModel,
     caches: Vec<Tensor>,
     backend: &'static dyn AttentionBackend,
     block_size: u32,
 }
 
-impl Session {
+impl Rig {
     fn open(dir: &Path, drafting: bool, ops: Ops, dtype: ComputeDtype) -> Self {
         let options = LoadOptions { drafting, ops: Some(ops), dtype, ..LoadOptions::default() };
         let model = load(dir, options).unwrap();
@@ -50,9 +50,9 @@ impl Session {
             Ops::Torch => &ReferenceBackend,
             Ops::Fused => &CpuBackend,
         };
-        let mut session = Self { model, caches: Vec::new(), backend, block_size: 4 };
-        session.reset(4, 1024);
-        session
+        let mut rig = Self { model, caches: Vec::new(), backend, block_size: 4 };
+        rig.reset(4, 1024);
+        rig
     }
 
     fn fixture(name: &str, ops: Ops) -> Self {

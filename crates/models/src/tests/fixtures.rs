@@ -20,9 +20,9 @@ fn expected(name: &str) -> Expected {
     }
 }
 
-fn check(session: &Session, found: &Tensor, expected: &Expected) {
+fn check(rig: &Rig, found: &Tensor, expected: &Expected) {
     let hidden = relative_difference(found, &expected.hidden.flatten(0, 1));
-    let logits = relative_difference(&session.logits(found), &expected.logits.flatten(0, 1));
+    let logits = relative_difference(&rig.logits(found), &expected.logits.flatten(0, 1));
     assert!(hidden < 1e-4 && logits < 1e-4, "hidden {hidden}, logits {logits}");
 }
 
@@ -32,10 +32,10 @@ fn one_pass_over_two_sequences_agrees() {
         let expected = expected(name);
         let n = expected.ids[0].len();
         for ops in [Ops::Torch, Ops::Fused] {
-            let mut session = Session::fixture(name, ops);
-            session.reset(16, 1024);
-            let found = session.forward(&[(0, 0, n), (1, 0, n)], &expected.ids.concat());
-            check(&session, &found, &expected);
+            let mut rig = Rig::fixture(name, ops);
+            rig.reset(16, 1024);
+            let found = rig.forward(&[(0, 0, n), (1, 0, n)], &expected.ids.concat());
+            check(&rig, &found, &expected);
         }
     }
 }
@@ -46,19 +46,19 @@ fn chunks_of_seven_over_blocks_of_four_agree() {
         let expected = expected(name);
         let n = expected.ids[0].len();
         for ops in [Ops::Torch, Ops::Fused] {
-            let session = Session::fixture(name, ops);
+            let rig = Rig::fixture(name, ops);
             let mut chunks = [Vec::new(), Vec::new()];
             for start in (0..n).step_by(7) {
                 let end = n.min(start + 7);
                 let tokens = [&expected.ids[1][start..end], &expected.ids[0][start..end]].concat();
                 let len = end - start;
-                let found = session.forward(&[(1, start, len), (0, start, len)], &tokens);
+                let found = rig.forward(&[(1, start, len), (0, start, len)], &tokens);
                 let mut halves = found.split(len as i64, 0).into_iter();
                 chunks[1].push(halves.next().unwrap());
                 chunks[0].push(halves.next().unwrap());
             }
             let found = Tensor::cat(&chunks.map(|chunk| Tensor::cat(&chunk, 0)), 0);
-            check(&session, &found, &expected);
+            check(&rig, &found, &expected);
         }
     }
 }
@@ -66,17 +66,16 @@ fn chunks_of_seven_over_blocks_of_four_agree() {
 #[test]
 fn a_row_has_the_same_bits_alone_and_in_company() {
     let Expected { ids, .. } = expected("v3-groups");
-    let session = Session::fixture("v3-groups", Ops::Fused);
-    let together =
-        session.forward(&[(0, 0, 20), (1, 0, 9)], &[&ids[0][..20], &ids[1][..9]].concat());
-    let alone = session.forward(&[(2, 0, 9)], &ids[1][..9]);
+    let rig = Rig::fixture("v3-groups", Ops::Fused);
+    let together = rig.forward(&[(0, 0, 20), (1, 0, 9)], &[&ids[0][..20], &ids[1][..9]].concat());
+    let alone = rig.forward(&[(2, 0, 9)], &ids[1][..9]);
     assert_eq!(together.narrow(0, 20, 9), alone);
     // A verify window of four rows beside another prefill, and the same rows one at a time.
     let tokens = [&ids[0][20..33], &ids[1][9..13]].concat();
-    let window = session.forward(&[(0, 20, 13), (1, 9, 4)], &tokens).narrow(0, 13, 4);
+    let window = rig.forward(&[(0, 20, 13), (1, 9, 4)], &tokens).narrow(0, 13, 4);
     for row in 0..4 {
         let token = &ids[1][9 + row..10 + row];
-        let single = session.forward(&[(2, 9 + row, 1)], token);
+        let single = rig.forward(&[(2, 9 + row, 1)], token);
         assert_eq!(window.narrow(0, row as i64, 1), single, "row {row}");
     }
 }

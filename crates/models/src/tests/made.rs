@@ -57,9 +57,9 @@ fn pass(half: i64) -> Tensor {
     if half == 0 { Tensor::cat(&[eye, zero], 1) } else { Tensor::cat(&[zero, eye], 1) }
 }
 
-fn step(session: &Session, layer: usize, token: i64, hidden: &Tensor, position: usize) -> Tensor {
-    let mtp = session.model.mtp.as_ref().unwrap().bind(&session.caches, session.backend);
-    let layout = session.layout(&[(0, position, 1)]);
+fn step(rig: &Rig, layer: usize, token: i64, hidden: &Tensor, position: usize) -> Tensor {
+    let mtp = rig.model.mtp.as_ref().unwrap().bind(&rig.caches, rig.backend);
+    let layout = rig.layout(&[(0, position, 1)]);
     let (token_ids, output_rows) = (&ids(&[token]), None);
     mtp.step(DraftInput { layer, token_ids, hidden, layout: &layout, output_rows }).unwrap()
 }
@@ -82,12 +82,12 @@ fn the_state_handed_over_is_the_one_after_the_shared_norm() {
         _ => None,
     });
     for ops in [Ops::Torch, Ops::Fused] {
-        let session = Session::open(dir.path(), true, ops, ComputeDtype::Float32);
+        let rig = Rig::open(dir.path(), true, ops, ComputeDtype::Float32);
         let hidden = row([1.0, 2.0, 3.0, 4.0]);
-        let first = step(&session, 0, 2, &hidden, 0);
+        let first = step(&rig, 0, 2, &hidden, 0);
         check(&first, [0.7303, 0.3651, 1.0954, 2.1909]);
         // hnorm maps it to [0.5657, 0.2828, 0.8485, 1.6971], which the shared norm weighs again.
-        let second = step(&session, 0, 2, &first, 1);
+        let second = step(&rig, 0, 2, &first, 1);
         let hnorm = [0.5657, 0.2828, 0.8485, 1.6971];
         check(&second, [hnorm[0] * 2.0, hnorm[1] * 0.5, hnorm[2], hnorm[3] * 1.5]);
     }
@@ -104,8 +104,8 @@ fn the_embedding_comes_first_and_has_a_norm_of_its_own() {
         "model.layers.1.enorm.weight" => Some(row([1.0, 2.0, 3.0, 4.0]).squeeze()),
         _ => None,
     });
-    let session = Session::open(dir.path(), true, Ops::Fused, ComputeDtype::Float32);
-    let found = step(&session, 0, 1, &row([9.0; 4]), 0);
+    let rig = Rig::open(dir.path(), true, Ops::Fused, ComputeDtype::Float32);
+    let found = step(&rig, 0, 1, &row([9.0; 4]), 0);
     // Token 1 is [4, 5, 6, 7]; both norms divide by a root mean square, the last one wins.
     let weighed = [4.0, 10.0, 18.0, 28.0f64];
     let mean_square = weighed.iter().map(|x| x * x).sum::<f64>() / 4.0;
@@ -125,20 +125,20 @@ fn each_layer_has_its_own_weights_cache_and_where_stored_head_and_embedding() {
         "model.layers.2.shared_head.head.weight" => Some(head(-1.0)),
         _ => None,
     });
-    let session = Session::open(dir.path(), true, Ops::Fused, ComputeDtype::Float32);
-    assert_eq!(session.model.num_cache_layers(), 3);
-    let mtp = session.model.mtp.as_ref().unwrap().bind(&session.caches, session.backend);
+    let rig = Rig::open(dir.path(), true, Ops::Fused, ComputeDtype::Float32);
+    assert_eq!(rig.model.num_cache_layers(), 3);
+    let mtp = rig.model.mtp.as_ref().unwrap().bind(&rig.caches, rig.backend);
     assert_eq!(mtp.num_layers(), 2);
     let hidden = row([9.0; 4]);
     let is_written =
-        |layer: usize| session.caches[layer].isnan().logical_not().any().int64_value(&[]) == 1;
+        |layer: usize| rig.caches[layer].isnan().logical_not().any().int64_value(&[]) == 1;
 
-    let first = step(&session, 0, 2, &hidden, 0);
+    let first = step(&rig, 0, 2, &hidden, 0);
     check(&first, [2.0, 0.0, 0.0, 0.0]); // the target's embedding, normed
     check(&mtp.logits(0, &first).unwrap(), [2.0, 0.0, 0.0, 0.0]); // the target's head
     assert_eq!([0, 1, 2].map(is_written), [false, true, false]);
 
-    let second = step(&session, 1, 2, &hidden, 0);
+    let second = step(&rig, 1, 2, &hidden, 0);
     check(&second, [1.0; 4]); // an embedding of its own, normed
     check(&mtp.logits(1, &second).unwrap(), [-1.0; 4]); // a head of its own
     assert_eq!([0, 1, 2].map(is_written), [false, true, true]);
@@ -153,8 +153,8 @@ fn a_tied_head_is_the_embedding() {
     });
     let text = config_text(0).replacen('{', r#"{"tie_word_embeddings": true,"#, 1);
     std::fs::write(dir.path().join("config.json"), text).unwrap();
-    let session = Session::open(dir.path(), false, Ops::Fused, ComputeDtype::Float32);
-    let logits = session.logits(&row([1.0, 0.0, 0.0, 0.0]));
+    let rig = Rig::open(dir.path(), false, Ops::Fused, ComputeDtype::Float32);
+    let logits = rig.logits(&row([1.0, 0.0, 0.0, 0.0]));
     let expected = Tensor::from_slice(&[0f32, 4.0, 8.0, 12.0, 16.0, 20.0]).unsqueeze(0);
     assert_eq!(logits, expected);
 }

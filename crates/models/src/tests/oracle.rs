@@ -42,8 +42,8 @@ fn argmax(logits: &Tensor) -> i64 {
 }
 
 /// Runs three draft steps behind a prompt; returns the drafts and the hidden state of each.
-fn draft(session: &Session, prompt: &[i64], hidden: &Tensor, next: i64) -> (Vec<i64>, Tensor) {
-    let mtp = session.model.mtp.as_ref().unwrap().bind(&session.caches, session.backend);
+fn draft(rig: &Rig, prompt: &[i64], hidden: &Tensor, next: i64) -> (Vec<i64>, Tensor) {
+    let mtp = rig.model.mtp.as_ref().unwrap().bind(&rig.caches, rig.backend);
     let n = prompt.len();
     let mut drafts = Vec::new();
     let mut states: Vec<Tensor> = Vec::new();
@@ -54,7 +54,7 @@ fn draft(session: &Session, prompt: &[i64], hidden: &Tensor, next: i64) -> (Vec<
                 layer: 0,
                 token_ids: &ids(&shifted),
                 hidden,
-                layout: &session.layout(&[(0, 0, n)]),
+                layout: &rig.layout(&[(0, 0, n)]),
                 output_rows: Some(&ids(&[n as i64 - 1])),
             };
             mtp.step(input).unwrap()
@@ -63,7 +63,7 @@ fn draft(session: &Session, prompt: &[i64], hidden: &Tensor, next: i64) -> (Vec<
                 layer: 0,
                 token_ids: &ids(&drafts[step - 1..]),
                 hidden: &states[step - 1],
-                layout: &session.layout(&[(0, n + step - 1, 1)]),
+                layout: &rig.layout(&[(0, n + step - 1, 1)]),
                 output_rows: None,
             };
             mtp.step(input).unwrap()
@@ -74,10 +74,10 @@ fn draft(session: &Session, prompt: &[i64], hidden: &Tensor, next: i64) -> (Vec<
     (drafts, Tensor::cat(&states, 0))
 }
 
-fn check_case(session: &mut Session, case: &Case, expected: &HashMap<String, Tensor>) {
-    session.reset(16, 4096);
-    let hidden = session.forward(&[(0, 0, case.prompt.len())], &case.prompt);
-    let logits = session.logits(&hidden);
+fn check_case(rig: &mut Rig, case: &Case, expected: &HashMap<String, Tensor>) {
+    rig.reset(16, 4096);
+    let hidden = rig.forward(&[(0, 0, case.prompt.len())], &case.prompt);
+    let logits = rig.logits(&hidden);
     let name = &case.name;
     let check = |what: &str, found: &Tensor| {
         let difference = relative_difference(found, &expected[&format!("{name}.{what}")]);
@@ -95,17 +95,17 @@ fn check_case(session: &mut Session, case: &Case, expected: &HashMap<String, Ten
         assert!((found - expected).abs() < 1e-3, "{name} at {position}: {found} not {expected}");
     }
 
-    let (drafts, states) = draft(session, &case.prompt, &hidden, case.greedy[0]);
+    let (drafts, states) = draft(rig, &case.prompt, &hidden, case.greedy[0]);
     assert_eq!(drafts, case.drafts, "{name}");
     check("mtp_hidden", &states);
 }
 
 fn check_all(ops: Ops) {
     let expected = read_tensors("oracle-tiny-dsv3/tensors.safetensors");
-    let mut session = Session::tiny(ops, ComputeDtype::Float32);
+    let mut rig = Rig::tiny(ops, ComputeDtype::Float32);
     let cases = cases();
     assert_eq!(cases.len(), 14);
-    cases.iter().for_each(|case| check_case(&mut session, case, &expected));
+    cases.iter().for_each(|case| check_case(&mut rig, case, &expected));
 }
 
 #[test]
@@ -120,15 +120,15 @@ fn fused_layers_agree_with_the_oracle() {
 
 /// Fraction of the oracle's greedy tokens that bfloat16 chooses behind the same prefix.
 fn bfloat16_agreement(ops: Ops) -> f64 {
-    let mut session = Session::tiny(ops, ComputeDtype::Bfloat16);
+    let mut rig = Rig::tiny(ops, ComputeDtype::Bfloat16);
     let (mut n_equal, mut n_tokens) = (0, 0);
     for case in cases().iter().filter(|case| case.prompt.len() < 100) {
-        session.reset(16, 4096);
+        rig.reset(16, 4096);
         let n_prompt = case.prompt.len();
         let tokens = [&case.prompt[..], &case.greedy].concat();
-        let hidden = session.forward(&[(0, 0, tokens.len())], &tokens);
+        let hidden = rig.forward(&[(0, 0, tokens.len())], &tokens);
         let rows = hidden.narrow(0, n_prompt as i64 - 1, case.greedy.len() as i64);
-        let chosen = Vec::<i64>::try_from(session.logits(&rows).argmax(-1, false)).unwrap();
+        let chosen = Vec::<i64>::try_from(rig.logits(&rows).argmax(-1, false)).unwrap();
         n_equal += chosen.iter().zip(&case.greedy).filter(|(a, b)| a == b).count();
         n_tokens += case.greedy.len();
     }
