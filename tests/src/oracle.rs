@@ -30,6 +30,14 @@ pub struct Case {
     pub speculation: HashMap<String, Speculation>,
 }
 
+impl Case {
+    /// The reference's limit of generated tokens; one case ends before it.
+    #[must_use]
+    pub fn max_tokens(&self) -> u32 {
+        if self.prompt_ids.len() < 100 { 48 } else { 32 }
+    }
+}
+
 /// How drafts of one width fare on a case.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Speculation {

@@ -1,0 +1,148 @@
+//! The bundled model behind an engine, and requests driven to their end.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use engine::{Engine, EngineConfig, EngineHandle, EngineThread, Events};
+use engine_types::{
+    FinishReason, Request, RequestEvent, SamplingParams, SpecDecodeStats, TokenId, Usage,
+};
+use model_config::ModelConfig;
+use model_runner::{Runner, RunnerOptions};
+use models::{ComputeDtype, LoadOptions};
+use scheduler::SchedulerConfig;
+
+/// What became of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generation {
+    /// The generated tokens.
+    pub token_ids: Vec<TokenId>,
+    /// Accepted drafts of each verify step.
+    pub accepted_per_step: Vec<u32>,
+    /// The drafts of each verify step.
+    pub drafts_per_step: Vec<Vec<TokenId>>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// Token counts.
+    pub usage: Usage,
+    /// What drafting did.
+    pub spec_decode: SpecDecodeStats,
+}
+
+/// The folder of the bundled checkpoint.
+///
+/// # Errors
+///
+/// If it is not there.
+pub fn model_dir() -> Result<PathBuf> {
+    Ok(bundled_checkpoints::resolve("tiny-dsv3", None)?)
+}
+
+/// Loads the bundled checkpoint and starts an engine around it.
+///
+/// # Errors
+///
+/// If the checkpoint, the runner or the scheduler refuses.
+pub fn start(dtype: ComputeDtype, options: &RunnerOptions) -> Result<(EngineHandle, EngineThread)> {
+    let dir = model_dir()?;
+    let scheduler = SchedulerConfig {
+        max_num_seqs: options.max_num_seqs,
+        max_num_batched_tokens: options.max_num_batched_tokens,
+        num_speculative_tokens: options.num_speculative_tokens,
+        eos_token_ids: ModelConfig::load(&dir)?.eos_token_ids,
+        ..SchedulerConfig::default()
+    };
+    let options = options.clone();
+    let make_runner = move || -> Result<Runner> {
+        let drafting = options.num_speculative_tokens > 0;
+        let load = LoadOptions { dtype, drafting, ..LoadOptions::default() };
+        Ok(Runner::new(models::load(&dir, load)?, &options)?)
+    };
+    Ok(Engine::spawn(EngineConfig { scheduler }, make_runner)?)
+}
+
+/// Parameters of a plain request.
+#[must_use]
+pub fn params(max_tokens: u32) -> SamplingParams {
+    SamplingParams {
+        max_tokens,
+        ignore_eos: false,
+        stop_token_ids: vec![],
+        stop_sequences: vec![],
+        num_speculative_tokens: None,
+    }
+}
+
+/// Hands a request to the engine.
+///
+/// # Errors
+///
+/// If the engine refuses it.
+pub fn submit(
+    engine: &EngineHandle,
+    prompt: &[TokenId],
+    params: SamplingParams,
+) -> Result<Events, engine::SubmitError> {
+    // A step emits at least one token, so that no request has more events than tokens.
+    let (sink, events) = engine::channel(params.max_tokens as usize);
+    let request = Request { id: engine.next_request_id(), prompt: prompt.to_vec(), params };
+    engine.submit(request, Box::new(sink))?;
+    Ok(events)
+}
+
+/// Waits for the end of a request and checks its events and its counts against each other.
+///
+/// # Errors
+///
+/// If the engine stops before the request's end, or what it counts is not what it streamed.
+pub fn collect(events: Events) -> Result<Generation> {
+    let mut token_ids = vec![];
+    let (mut accepted_per_step, mut drafts_per_step) = (vec![], vec![]);
+    for event in events {
+        match event {
+            RequestEvent::Tokens(step) => {
+                let n_accepted = step.n_accepted as usize;
+                ensure!(step.tokens.len() == n_accepted + 1, "{step:?}");
+                ensure!(step.tokens[..n_accepted] == step.drafts[..n_accepted], "{step:?}");
+                token_ids.extend(step.tokens);
+                if !step.drafts.is_empty() {
+                    accepted_per_step.push(step.n_accepted);
+                    drafts_per_step.push(step.drafts);
+                }
+            }
+            RequestEvent::Finished { reason: finish_reason, usage, spec_decode, .. } => {
+                let n_accepted: u32 = accepted_per_step.iter().sum();
+                let n_drafts: usize = drafts_per_step.iter().map(Vec::len).sum();
+                ensure!(usage.completion_tokens as usize == token_ids.len(), "{usage:?}");
+                ensure!(spec_decode.n_accepted_tokens == u64::from(n_accepted), "{spec_decode:?}");
+                ensure!(spec_decode.n_draft_tokens == n_drafts as u64, "{spec_decode:?}");
+                return Ok(Generation {
+                    token_ids,
+                    accepted_per_step,
+                    drafts_per_step,
+                    finish_reason,
+                    usage,
+                    spec_decode,
+                });
+            }
+            _ => {}
+        }
+    }
+    None.context("the engine has stopped")
+}
+
+/// Runs requests at once; results are in the order of the requests.
+///
+/// # Errors
+///
+/// As [`submit`] and [`collect`].
+pub fn generate<'a>(
+    engine: &EngineHandle,
+    requests: impl IntoIterator<Item = (&'a [TokenId], SamplingParams)>,
+) -> Result<Vec<Generation>> {
+    let running: Vec<Events> = requests
+        .into_iter()
+        .map(|(prompt, params)| submit(engine, prompt, params))
+        .collect::<Result<_, _>>()?;
+    running.into_iter().map(collect).collect()
+}

@@ -1,0 +1,197 @@
+//! The real model behind the real gRPC port on loopback.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine::EngineThread;
+use grpc_api::control::v1::control_service_client::ControlServiceClient;
+use grpc_api::control::v1::{GetStatsRequest, GetStatsResponse};
+use grpc_api::inference::v1::generate_stream_request::Prompt;
+use grpc_api::inference::v1::generate_stream_response::Event;
+use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
+use grpc_api::inference::v1::{
+    FinishReason, GenerateStreamRequest, GenerateStreamResponse, GenerationFinished,
+    SpeculationParams, StoppingParams, TokenDelta, TokenIds,
+};
+use grpc_server::{ModelInfo, ServeConfig, Service};
+use integration_tests::harness;
+use integration_tests::oracle::{self, Case};
+use model_runner::RunnerOptions;
+use models::ComputeDtype;
+use tokenization::Tokenizer;
+use tokio::net::TcpListener;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+/// A server; it ends with the test's runtime, the engine with this.
+struct Server {
+    address: SocketAddr,
+    _thread: EngineThread,
+}
+
+impl Server {
+    async fn start() -> Self {
+        let options = RunnerOptions { num_speculative_tokens: 3, ..RunnerOptions::default() };
+        let (engine, thread) = harness::start(ComputeDtype::Float32, &options).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let tokenizer = Tokenizer::load(&harness::model_dir().unwrap()).unwrap();
+        let service =
+            Service { engine, tokenizer: Some(Arc::new(tokenizer)), model: ModelInfo::default() };
+        let forever = std::future::pending();
+        tokio::spawn(grpc_server::serve(listener, ServeConfig::default(), service, forever));
+        Self { address, _thread: thread }
+    }
+
+    /// A connection of its own.
+    async fn connect(&self) -> Channel {
+        let endpoint = Channel::from_shared(format!("http://{}", self.address)).unwrap();
+        endpoint.connect().await.unwrap()
+    }
+
+    async fn stream(&self, request: GenerateStreamRequest) -> Streaming<GenerateStreamResponse> {
+        let mut client = InferenceServiceClient::new(self.connect().await);
+        client.generate_stream(request).await.unwrap().into_inner()
+    }
+
+    async fn stats(&self) -> GetStatsResponse {
+        let mut control = ControlServiceClient::new(self.connect().await);
+        control.get_stats(GetStatsRequest {}).await.unwrap().into_inner()
+    }
+
+    /// Asks until `is_met`, at most 500 ms.
+    async fn wait_for(&self, is_met: impl Fn(&GetStatsResponse) -> bool) -> GetStatsResponse {
+        let started = Instant::now();
+        loop {
+            let stats = self.stats().await;
+            if is_met(&stats) {
+                return stats;
+            }
+            assert!(started.elapsed() < Duration::from_millis(500), "{stats:?}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+fn is_empty(stats: &GetStatsResponse) -> bool {
+    (stats.running_requests, stats.waiting_requests, stats.used_blocks) == (0, 0, 0)
+}
+
+fn ids(case: &Case) -> Prompt {
+    Prompt::TokenIds(TokenIds { ids: case.prompt_ids.clone() })
+}
+
+fn request(prompt: Prompt, max_tokens: u32, k: u32) -> GenerateStreamRequest {
+    GenerateStreamRequest {
+        prompt: Some(prompt),
+        stopping: Some(StoppingParams {
+            max_tokens: Some(max_tokens),
+            ..StoppingParams::default()
+        }),
+        speculation: Some(SpeculationParams { num_speculative_tokens: Some(k) }),
+        ..GenerateStreamRequest::default()
+    }
+}
+
+/// Reads a stream to its end: deltas, then exactly one last message.
+async fn read(
+    mut stream: Streaming<GenerateStreamResponse>,
+) -> (Vec<TokenDelta>, GenerationFinished) {
+    let mut deltas = vec![];
+    while let Some(message) = stream.message().await.unwrap() {
+        match message.event.unwrap() {
+            Event::Delta(delta) => deltas.push(delta),
+            Event::Finished(finished) => {
+                assert_eq!(stream.message().await.unwrap(), None);
+                return (deltas, finished);
+            }
+        }
+    }
+    panic!("the stream ends without its last message")
+}
+
+/// Compares a stream with the reference, and its last message with its deltas.
+fn check(case: &Case, deltas: &[TokenDelta], finished: &GenerationFinished) {
+    let name = &case.name;
+    let token_ids: Vec<u32> = deltas.iter().flat_map(|delta| delta.token_ids.clone()).collect();
+    let text: String = deltas.iter().flat_map(|delta| delta.text_pieces.clone()).collect();
+    assert_eq!(token_ids, case.greedy_ids, "{name}");
+    assert_eq!(text + &finished.tail_text, case.greedy_text, "{name}");
+
+    let usage = finished.usage.unwrap();
+    assert_eq!(usage.prompt_tokens as usize, case.prompt_ids.len(), "{name}");
+    assert_eq!(usage.completion_tokens as usize, token_ids.len(), "{name}");
+    let verified = || deltas.iter().filter(|delta| !delta.draft_token_ids.is_empty());
+    let n_accepted: u32 = verified().map(|delta| delta.n_accepted).sum();
+    let n_drafts: usize = verified().map(|delta| delta.draft_token_ids.len()).sum();
+    let stats = finished.speculation.clone().unwrap();
+    assert_eq!(stats.verify_steps, verified().count() as u64, "{name}");
+    assert_eq!(stats.accepted_tokens, u64::from(n_accepted), "{name}");
+    assert_eq!(stats.draft_tokens, n_drafts as u64, "{name}");
+    assert_eq!(stats.accepted_per_position.iter().sum::<u64>(), stats.accepted_tokens, "{name}");
+    assert_eq!(stats.accepted_histogram.iter().sum::<u64>(), stats.verify_steps, "{name}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_is_the_reference_text_step_by_step() {
+    let server = Server::start().await;
+    for case in oracle::cases().unwrap() {
+        let stream = server.stream(request(ids(&case), case.max_tokens(), 3)).await;
+        let (deltas, finished) = read(stream).await;
+        check(&case, &deltas, &finished);
+        for delta in &deltas {
+            let n_accepted = delta.n_accepted as usize;
+            assert_eq!(delta.token_ids.len(), n_accepted + 1, "one step: {delta:?}");
+            assert_eq!(delta.token_ids[..n_accepted], delta.draft_token_ids[..n_accepted]);
+            assert_eq!(delta.text_pieces.len(), delta.token_ids.len());
+        }
+        // One step reads the prompt; each other one verifies the drafts of the step before.
+        let n_verify_steps = case.speculation["k=3"].accepted_per_step.len();
+        assert_eq!(deltas.len(), 1 + n_verify_steps, "{}", case.name);
+        assert_eq!(deltas[0].draft_token_ids, [0; 0]);
+        assert_eq!(deltas[1].draft_token_ids, case.first_drafts, "{}", case.name);
+        let reason = match case.greedy_ids.len() < case.max_tokens() as usize {
+            true => FinishReason::Eos,
+            false => FinishReason::MaxTokens,
+        };
+        assert_eq!(finished.finish_reason(), reason, "{}", case.name);
+    }
+    server.wait_for(is_empty).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn text_and_ids_get_the_same_stream_at_the_same_time() {
+    let server = Server::start().await;
+    let cases = oracle::cases().unwrap();
+    for case in &cases[..6] {
+        let text = server.stream(request(Prompt::Text(case.prompt.clone()), 48, 3)).await;
+        let by_ids = server.stream(request(ids(case), 48, 3)).await;
+        let (by_text, by_ids) = tokio::join!(read(text), read(by_ids));
+        check(case, &by_text.0, &by_text.1);
+        assert_eq!(by_text, by_ids, "{}", case.name);
+    }
+    let without_drafts = read(server.stream(request(ids(&cases[0]), 48, 0)).await).await;
+    check(&cases[0], &without_drafts.0, &without_drafts.1);
+    assert_eq!(without_drafts.0.len(), 48, "one token a step");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_frees_its_request_and_its_blocks() {
+    let server = Server::start().await;
+    let cases = oracle::cases().unwrap();
+    let mut endless = request(ids(&cases[0]), 4000, 3);
+    endless.stopping.as_mut().unwrap().ignore_eos = Some(true);
+    let mut stream = server.stream(endless).await;
+    for _ in 0..3 {
+        stream.message().await.unwrap().unwrap();
+    }
+    let stats = server.stats().await;
+    assert!(stats.running_requests == 1 && stats.used_blocks > 0, "{stats:?}");
+    drop(stream);
+    let stats = server.wait_for(is_empty).await;
+    assert!(stats.alive && stats.completion_tokens < 3000, "{stats:?}");
+
+    let (deltas, finished) = read(server.stream(request(ids(&cases[1]), 48, 3)).await).await;
+    check(&cases[1], &deltas, &finished);
+}
