@@ -1,0 +1,75 @@
+//! Incomplete checkpoints are refused before anything is generated (fault case L19).
+
+use std::fs::{self, OpenOptions};
+
+use crate::harness::{Checkpoint, INDEX, LAST_SHARD, MTP_PREFIX, fail_with, succeed};
+
+const FIRST_SHARD: &str = "model-00001-of-00002.safetensors";
+
+fn generate(checkpoint: &Checkpoint) -> [&str; 7] {
+    ["generate", "--model", checkpoint.as_str(), "--prompt-ids", "0,5,6", "--max-tokens", "4"]
+}
+
+fn without_drafting(checkpoint: &Checkpoint) -> Vec<&str> {
+    [&generate(checkpoint)[..], &["--num-speculative-tokens", "0"]].concat()
+}
+
+/// Takes tensors out of the index; the model then has no way to them.
+fn remove_tensors(checkpoint: &Checkpoint, is_removed: impl Fn(&str) -> bool) {
+    checkpoint.edit_weight_map(|map| map.retain(|name, _| !is_removed(name)));
+}
+
+#[test]
+fn missing_mtp_tensors_are_named_and_matter_only_to_drafting() {
+    let expected = succeed(&without_drafting(&Checkpoint::copy()));
+    let checkpoint = Checkpoint::copy();
+    let eh_proj = format!("{MTP_PREFIX}eh_proj.weight");
+    remove_tensors(&checkpoint, |name| name == eh_proj);
+    fail_with(&generate(&checkpoint), &[checkpoint.as_str(), &eh_proj]);
+    assert_eq!(succeed(&without_drafting(&checkpoint)), expected);
+
+    remove_tensors(&checkpoint, |name| name.starts_with(MTP_PREFIX));
+    let norms = ["enorm.weight", "hnorm.weight"].map(|name| format!("{MTP_PREFIX}{name}"));
+    fail_with(&generate(&checkpoint), &[&eh_proj, &norms[0], &norms[1]]);
+    assert_eq!(succeed(&without_drafting(&checkpoint)), expected);
+}
+
+#[test]
+fn a_missing_target_tensor_is_named_with_and_without_drafting() {
+    let checkpoint = Checkpoint::copy();
+    let gone = "model.layers.2.self_attn.kv_b_proj.weight";
+    remove_tensors(&checkpoint, |name| name == gone);
+    fail_with(&generate(&checkpoint), &[checkpoint.as_str(), gone]);
+    fail_with(&without_drafting(&checkpoint), &[gone]);
+    fail_with(&["score", "--model", checkpoint.as_str(), "--prompt-ids", "0,5"], &[gone]);
+}
+
+#[test]
+fn a_deleted_shard_is_named() {
+    let checkpoint = Checkpoint::copy();
+    fs::remove_file(checkpoint.file(LAST_SHARD)).unwrap();
+    fail_with(&generate(&checkpoint), &[LAST_SHARD, INDEX]);
+    fail_with(&["inspect", checkpoint.as_str()], &[LAST_SHARD]);
+    fail_with(&["serve", "--port", "0", "--model", checkpoint.as_str()], &[LAST_SHARD]);
+}
+
+#[test]
+fn a_truncated_shard_is_named_with_both_sizes() {
+    let checkpoint = Checkpoint::copy();
+    let path = checkpoint.file(LAST_SHARD);
+    let n_bytes = fs::metadata(&path).unwrap().len();
+    OpenOptions::new().write(true).open(&path).unwrap().set_len(n_bytes - 64).unwrap();
+    let sizes = [n_bytes, n_bytes - 64].map(|size| size.to_string());
+    fail_with(&generate(&checkpoint), &[LAST_SHARD, &sizes[0], &sizes[1]]);
+}
+
+#[test]
+fn a_tensor_that_is_not_in_its_shard_is_named() {
+    let checkpoint = Checkpoint::copy();
+    let name = "model.embed_tokens.weight";
+    checkpoint.edit_weight_map(|map| {
+        assert_eq!(map[name], FIRST_SHARD);
+        map.insert(name.to_owned(), LAST_SHARD.into());
+    });
+    fail_with(&generate(&checkpoint), &[name, LAST_SHARD]);
+}

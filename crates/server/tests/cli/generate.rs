@@ -1,0 +1,184 @@
+//! `tandem generate`: results, their schema, their order, and refusals.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Checkpoint, cases, fail, fail_with, id_list, succeed, succeed_json};
+
+const FIELDS: [&str; 6] =
+    ["finish_reason", "prompt_ids", "spec_decode", "text", "token_ids", "usage"];
+const SPEC_DECODE_FIELDS: [&str; 5] = [
+    "acceptance_length",
+    "accepted_per_step",
+    "drafts_per_step",
+    "num_accepted_tokens",
+    "num_draft_tokens",
+];
+
+/// Names of an object's fields, sorted.
+fn fields(object: &Value) -> Vec<&str> {
+    let mut fields: Vec<&str> = object.as_object().unwrap().keys().map(String::as_str).collect();
+    fields.sort_unstable();
+    fields
+}
+
+fn generate_json(args: &[&str]) -> Value {
+    let fixed = ["generate", "--dtype", "float32", "--max-tokens", "48", "--json"];
+    succeed_json(&[&fixed[..], args].concat())
+}
+
+#[test]
+fn json_has_every_field_and_the_reference_values() {
+    let case = &cases()[0];
+    let ids = id_list(&case["prompt_ids"]);
+    let found = generate_json(&["--prompt-ids", &ids, "--num-speculative-tokens", "3"]);
+    assert_eq!(fields(&found), FIELDS);
+    assert_eq!(fields(&found["usage"]), ["completion_tokens", "prompt_tokens"]);
+    let spec_decode = &found["spec_decode"];
+    assert_eq!(fields(spec_decode), SPEC_DECODE_FIELDS);
+
+    assert_eq!(found["prompt_ids"], case["prompt_ids"]);
+    assert_eq!(found["token_ids"], case["greedy_ids"]);
+    assert_eq!(found["text"], case["greedy_text"]);
+    assert_eq!(found["finish_reason"], "length");
+    let n_prompt = case["prompt_ids"].as_array().unwrap().len();
+    assert_eq!(found["usage"], json!({"prompt_tokens": n_prompt, "completion_tokens": 48}));
+
+    let list = |value: &Value| value.as_array().unwrap().clone();
+    let accepted = list(&spec_decode["accepted_per_step"]);
+    let expected = list(&case["speculation"]["k=3"]["accepted_per_step"]);
+    // The token limit cuts the last step; the reference counts it whole.
+    assert_eq!(accepted[..accepted.len() - 1], expected[..expected.len() - 1]);
+    let drafts = list(&spec_decode["drafts_per_step"]);
+    assert_eq!((drafts.len(), &drafts[0]), (accepted.len(), &case["first_drafts"]));
+    let n_accepted: u64 = accepted.iter().map(|count| count.as_u64().unwrap()).sum();
+    let n_drafts: usize = drafts.iter().map(|drafts| list(drafts).len()).sum();
+    assert_eq!(spec_decode["num_accepted_tokens"], n_accepted);
+    assert_eq!(spec_decode["num_draft_tokens"], n_drafts);
+    let length = 1.0 + n_accepted as f64 / accepted.len() as f64;
+    assert!((spec_decode["acceptance_length"].as_f64().unwrap() - length).abs() < 1e-9);
+}
+
+#[test]
+fn without_drafting_the_text_is_the_same_and_no_step_is_counted() {
+    let case = &cases()[0];
+    let prompt = case["prompt"].as_str().unwrap();
+    let found = generate_json(&["--prompt", prompt, "--num-speculative-tokens", "0"]);
+    assert_eq!(found["prompt_ids"], case["prompt_ids"]);
+    assert_eq!(found["text"], case["greedy_text"]);
+    let nothing = json!({
+        "num_draft_tokens": 0, "num_accepted_tokens": 0, "accepted_per_step": [],
+        "drafts_per_step": [], "acceptance_length": null,
+    });
+    assert_eq!(found["spec_decode"], nothing);
+}
+
+#[test]
+fn plain_output_is_the_text_alone() {
+    let case = &cases()[0];
+    let prompt = case["prompt"].as_str().unwrap();
+    let args = ["generate", "--dtype", "float32", "--max-tokens", "48", "--prompt", prompt];
+    assert_eq!(succeed(&args), format!("{}\n", case["greedy_text"].as_str().unwrap()));
+}
+
+#[test]
+fn a_folder_without_tokenizer_takes_ids_and_refuses_text() {
+    let checkpoint = Checkpoint::copy();
+    fs::remove_file(checkpoint.file("tokenizer.json")).unwrap();
+    fs::remove_file(checkpoint.file("tokenizer_config.json")).unwrap();
+    let case = &cases()[1];
+    let ids = id_list(&case["prompt_ids"]);
+    let found = generate_json(&["--model", checkpoint.as_str(), "--prompt-ids", &ids]);
+    assert_eq!(found["token_ids"], case["greedy_ids"]);
+    assert_eq!(found.get("text"), None);
+    assert_eq!(fields(&found), FIELDS.into_iter().filter(|f| *f != "text").collect::<Vec<_>>());
+
+    let text = ["generate", "--model", checkpoint.as_str(), "--prompt", "hello"];
+    fail_with(&text, &["no tokenizer.json", "give token ids"]);
+}
+
+#[test]
+fn a_file_of_prompts_gives_a_line_each_in_order() {
+    let cases = cases();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompts.jsonl");
+    let mut lines = String::new();
+    // Limits fall, so that later prompts end before earlier ones; the last line sets its own k.
+    for (idx, case) in cases[..8].iter().enumerate() {
+        let line = match idx % 2 {
+            0 => json!({"prompt": case["prompt"], "max_tokens": 44 - 4 * idx}),
+            _ => json!({"prompt_ids": case["prompt_ids"], "max_tokens": 44 - 4 * idx}),
+        };
+        lines += &format!("{line}\n\n");
+    }
+    let last = json!({"prompt_ids": cases[8]["prompt_ids"], "num_speculative_tokens": 0});
+    fs::write(&file, format!("{lines}{last}")).unwrap();
+
+    let file = file.to_str().unwrap();
+    let args = ["--dtype", "float32", "--max-tokens", "48", "--prompts", file, "--json"];
+    let output = succeed(&[&["generate"], &args[..]].concat());
+    let found: Vec<Value> =
+        output.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(found.len(), 9);
+    for (idx, (found, case)) in found[..8].iter().zip(&cases).enumerate() {
+        let expected = &case["greedy_ids"].as_array().unwrap()[..44 - 4 * idx];
+        assert_eq!(found["prompt_ids"], case["prompt_ids"]);
+        assert_eq!(found["token_ids"].as_array().unwrap(), expected, "line of case {idx}");
+    }
+    assert_eq!(found[8]["token_ids"], cases[8]["greedy_ids"]);
+    assert_eq!(found[8]["finish_reason"], "stop", "this case ends with EOS");
+    assert_eq!(found[8]["spec_decode"]["num_draft_tokens"], 0);
+}
+
+#[test]
+fn bad_lines_are_refused_by_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompts.jsonl");
+    let path = file.to_str().unwrap();
+    let bad = [
+        (r#"{"prompt":"#, "EOF"),
+        ("[]", "prompts.jsonl"),
+        ("{}", "exactly one of `prompt` and `prompt_ids`"),
+        (r#"{"prompt":"a","prompt_ids":[1]}"#, "exactly one of `prompt` and `prompt_ids`"),
+        (r#"{"prompt":""}"#, "`prompt` is empty"),
+        (r#"{"prompt_ids":[]}"#, "`prompt_ids` is empty"),
+        (r#"{"prompt_ids":[0,4096]}"#, "4096 is not a token id"),
+        (r#"{"prompt_ids":[-1]}"#, "-1 is not a token id"),
+        (r#"{"prompt":"a","max_tokens":0}"#, "max_tokens"),
+        (r#"{"prompt":"a","num_speculative_tokens":4}"#, "num_speculative_tokens: 4"),
+        (r#"{"prompt":"a","stop_token_ids":[4096]}"#, "stop_token_ids"),
+        (r#"{"prompt":"a","max_token":3}"#, "max_token"),
+    ];
+    for (line, expected) in bad {
+        fs::write(&file, format!("{{\"prompt\":\"a\",\"max_tokens\":2}}\n\n{line}\n")).unwrap();
+        fail_with(&["generate", "--json", "--prompts", path], &["line 3", expected]);
+    }
+    fs::write(&file, "\n").unwrap();
+    fail_with(&["generate", "--prompts", path], &["holds no prompt"]);
+    let absent = dir.path().join("absent.jsonl");
+    fail_with(&["generate", "--prompts", absent.to_str().unwrap()], &["absent.jsonl"]);
+}
+
+#[test]
+fn bad_flags_are_refused_by_name() {
+    let with = |args: &[&'static str]| [&["generate"], args].concat();
+    fail_with(&with(&[]), &["--prompt"]);
+    fail_with(&with(&["--prompt", "a", "--prompt-ids", "1"]), &["--prompt-ids"]);
+    fail_with(&with(&["--prompt", ""]), &["`prompt` is empty"]);
+    fail_with(&with(&["--prompt-ids", ""]), &["`prompt_ids` is empty"]);
+    fail_with(&with(&["--prompt-ids", "-1"]), &["-1 is not a token id"]);
+    fail_with(&with(&["--prompt-ids", "0,4096"]), &["4096 is not a token id"]);
+    fail_with(&with(&["--prompt-ids", "0,x"]), &["`x` is not a token id"]);
+    fail_with(&with(&["--prompt", "a", "--max-tokens", "0"]), &["max_tokens"]);
+    fail_with(&with(&["--prompt", "a", "--temperature", "1"]), &["--temperature 1", "greedy"]);
+    let nine = with(&["--prompt", "a", "--num-speculative-tokens", "9"]);
+    fail_with(&nine, &["num_speculative_tokens is 9", "at most 8"]);
+    fail_with(&with(&["--prompt", "a", "--model", "tiny"]), &["`tiny`", "tiny-dsv3"]);
+}
+
+#[test]
+fn an_architecture_without_a_model_is_refused_by_name() {
+    let message = fail(&["generate", "--model", "tiny-glm52", "--prompt", "a"]);
+    assert!(message.contains("glm_moe_dsa") && message.contains("not supported"), "{message}");
+}

@@ -1,0 +1,10 @@
+//! The `tandem` program as its users run it.
+
+#![expect(clippy::unwrap_used, reason = "a failure in a test's helper is a failure of the test")]
+
+mod checkpoints;
+mod generate;
+mod harness;
+mod inspect;
+mod score;
+mod serve;

@@ -1,0 +1,62 @@
+//! `tandem score`: log probabilities, with and without a tokenizer.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Checkpoint, cases, fail_with, id_list, succeed, succeed_json};
+
+fn score(args: &[&str]) -> Value {
+    succeed_json(&[&["score", "--dtype", "float32", "--json"], args].concat())
+}
+
+/// Compares the one field of `found` with the case, each value within 1e-3.
+fn check(found: &Value, case: &Value) {
+    assert_eq!(found.as_object().unwrap().len(), 1);
+    let found = found["prompt_logprobs"].as_array().unwrap();
+    let expected = case["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        let difference = found.as_f64().unwrap() - expected.as_f64().unwrap();
+        assert!(difference.abs() < 1e-3, "{}: {found}, not {expected}", case["name"]);
+    }
+}
+
+#[test]
+fn log_probabilities_are_the_references() {
+    let cases = cases();
+    for case in [&cases[0], &cases[11], &cases[13]] {
+        let ids = id_list(&case["prompt_ids"]);
+        let whole = score(&["--prompt-ids", &ids]);
+        check(&whole, case);
+        assert_eq!(score(&["--prompt-ids", &ids, "--max-num-batched-tokens", "16"]), whole);
+    }
+    check(&score(&["--prompt", cases[0]["prompt"].as_str().unwrap()]), &cases[0]);
+}
+
+#[test]
+fn a_folder_without_tokenizer_takes_ids_and_refuses_text() {
+    let checkpoint = Checkpoint::copy();
+    fs::remove_file(checkpoint.file("tokenizer.json")).unwrap();
+    let case = &cases()[2];
+    let ids = id_list(&case["prompt_ids"]);
+    check(&score(&["--model", checkpoint.as_str(), "--prompt-ids", &ids]), case);
+    let text = ["score", "--model", checkpoint.as_str(), "--prompt", "hello"];
+    fail_with(&text, &["no tokenizer.json"]);
+}
+
+#[test]
+fn plain_output_is_a_line_a_token() {
+    let output = succeed(&["score", "--prompt-ids", "0,5,6"]);
+    let ids: Vec<&str> = output.lines().map(|line| line.split_once('\t').unwrap().0).collect();
+    assert_eq!(ids, ["5", "6"]);
+}
+
+#[test]
+fn one_token_has_no_log_probability_and_none_is_refused() {
+    assert_eq!(score(&["--prompt-ids", "5"]), json!({"prompt_logprobs": []}));
+    fail_with(&["score", "--prompt-ids", ""], &["`prompt_ids` is empty"]);
+    fail_with(&["score", "--prompt-ids", "5,4096"], &["4096 is not a token id"]);
+    fail_with(&["score"], &["--prompt"]);
+    fail_with(&["score", "--model", "tiny-glm52", "--prompt-ids", "5"], &["glm_moe_dsa"]);
+}

@@ -1,0 +1,164 @@
+//! `tandem serve`: its address, a stream through its port, and its end by SIGTERM.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use grpc_api::control::v1::GetModelInfoRequest;
+use grpc_api::control::v1::control_service_client::ControlServiceClient;
+use grpc_api::inference::v1::generate_stream_request::Prompt;
+use grpc_api::inference::v1::generate_stream_response::Event;
+use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
+use grpc_api::inference::v1::{FinishReason, GenerateStreamRequest, StoppingParams};
+use tonic::transport::Channel;
+
+use crate::harness::{cases, fail_with, tandem};
+
+/// A running server; killed if a test fails before its end.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    /// Starts it and waits until it says where it listens.
+    fn start(args: &[&str]) -> Self {
+        let mut child = tandem()
+            .args(["serve", "--port", "0", "--dtype", "float32"])
+            .args(args)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        stdout.read_line(&mut line).unwrap();
+        let address = line.trim_end().strip_prefix("listening on ").unwrap().to_owned();
+        Self { child, address }
+    }
+
+    async fn connect(&self) -> Channel {
+        let endpoint = Channel::from_shared(format!("http://{}", self.address)).unwrap();
+        endpoint.connect().await.unwrap()
+    }
+
+    fn terminate(&self) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    }
+
+    /// Waits for the exit code, at most `limit`.
+    fn exit_code(&mut self, limit: Duration) -> Option<i32> {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(started.elapsed() < limit, "the server still runs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It has usually ended, and then there is nothing to kill.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn request(prompt: &str, max_tokens: u32, ignore_eos: bool) -> GenerateStreamRequest {
+    GenerateStreamRequest {
+        prompt: Some(Prompt::Text(prompt.to_owned())),
+        stopping: Some(StoppingParams {
+            max_tokens: Some(max_tokens),
+            ignore_eos: Some(ignore_eos),
+            ..StoppingParams::default()
+        }),
+        ..GenerateStreamRequest::default()
+    }
+}
+
+/// What a stream brought: the number of tokens, the text, and why it ended.
+async fn read(channel: Channel, request: GenerateStreamRequest) -> (usize, String, FinishReason) {
+    let mut client = InferenceServiceClient::new(channel);
+    let mut stream = client.generate_stream(request).await.unwrap().into_inner();
+    let (mut n_tokens, mut text) = (0, String::new());
+    loop {
+        match stream.message().await.unwrap().unwrap().event.unwrap() {
+            Event::Delta(delta) => {
+                n_tokens += delta.token_ids.len();
+                text.extend(delta.text_pieces);
+            }
+            Event::Finished(finished) => {
+                return (n_tokens, text + &finished.tail_text, finished.finish_reason());
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn it_says_where_it_listens_serves_and_ends_with_0() {
+    let mut server = Server::start(&["--served-model-name", "small"]);
+    let case = &cases()[0];
+    let channel = server.connect().await;
+    let mut control = ControlServiceClient::new(channel.clone());
+    let model = control.get_model_info(GetModelInfoRequest {}).await.unwrap().into_inner();
+    assert_eq!((model.served_model_name.as_str(), model.dtype.as_str()), ("small", "float32"));
+    let (n_tokens, text, reason) =
+        read(channel, request(case["prompt"].as_str().unwrap(), 48, false)).await;
+    assert_eq!((n_tokens, reason), (48, FinishReason::MaxTokens));
+    assert_eq!(text, case["greedy_text"].as_str().unwrap());
+    server.terminate();
+    assert_eq!(server.exit_code(Duration::from_secs(10)), Some(0));
+}
+
+/// The stream that runs when the signal comes is finished, not cut.
+#[tokio::test]
+async fn sigterm_lets_a_running_stream_finish() {
+    let mut server = Server::start(&[]);
+    let mut client = InferenceServiceClient::new(server.connect().await);
+    let long = request("import numpy as np", 400, true);
+    let mut stream = client.generate_stream(long).await.unwrap().into_inner();
+    let mut n_tokens = 0;
+    let finished = loop {
+        match stream.message().await.unwrap().unwrap().event.unwrap() {
+            Event::Delta(delta) => {
+                if n_tokens == 0 {
+                    server.terminate();
+                }
+                n_tokens += delta.token_ids.len();
+            }
+            Event::Finished(finished) => break finished,
+        }
+    };
+    assert_eq!((n_tokens, finished.finish_reason()), (400, FinishReason::MaxTokens));
+    assert_eq!(stream.message().await.unwrap(), None);
+    drop((stream, client));
+    assert_eq!(server.exit_code(Duration::from_secs(10)), Some(0));
+}
+
+#[tokio::test]
+async fn a_stream_that_outlasts_the_drain_is_aborted_with_its_last_message() {
+    let mut server = Server::start(&["--drain-timeout", "0"]);
+    let mut client = InferenceServiceClient::new(server.connect().await);
+    let long = request("import numpy as np", 4000, true);
+    let mut stream = client.generate_stream(long).await.unwrap().into_inner();
+    stream.message().await.unwrap().unwrap();
+    server.terminate();
+    let finished = loop {
+        if let Event::Finished(finished) = stream.message().await.unwrap().unwrap().event.unwrap() {
+            break finished;
+        }
+    };
+    assert_eq!(finished.finish_reason(), FinishReason::Aborted);
+    drop((stream, client));
+    assert_eq!(server.exit_code(Duration::from_secs(10)), Some(0));
+}
+
+#[test]
+fn a_port_that_is_taken_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    fail_with(&["serve", "--port", &port], &[&format!("127.0.0.1:{port}"), "--port"]);
+}
