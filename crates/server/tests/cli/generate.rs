@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Checkpoint, cases, fail, fail_with, id_list, succeed, succeed_json};
+use crate::harness::{Checkpoint, cases, fail, fail_with, id_list, succeed, succeed_json, tandem};
 
 const FIELDS: [&str; 6] =
     ["finish_reason", "prompt_ids", "spec_decode", "text", "token_ids", "usage"];
@@ -80,6 +80,18 @@ fn plain_output_is_the_text_alone() {
     let prompt = case["prompt"].as_str().unwrap();
     let args = ["generate", "--dtype", "float32", "--max-tokens", "48", "--prompt", prompt];
     assert_eq!(succeed(&args), format!("{}\n", case["greedy_text"].as_str().unwrap()));
+}
+
+#[test]
+fn the_log_goes_to_standard_error_without_colours_for_a_file() {
+    let mut command = tandem();
+    command.args(["generate", "--prompt-ids", "0,5", "--max-tokens", "3", "--json"]);
+    let output = command.env("RUST_LOG", "info").output().unwrap();
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(result["usage"]["completion_tokens"], 3);
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(log.contains("loading") && log.contains("tokens_per_second"), "{log}");
+    assert!(!log.contains('\x1b'), "{log:?}");
 }
 
 #[test]
