@@ -79,11 +79,14 @@ pub(crate) fn load_runner(
     Ok(Runner::new(models::load(dir, load)?, options)?)
 }
 
-/// Caps the CPU threads of libtorch and of the kernels.
+/// Decides the CPU threads: those of the kernels, one a core where `threads` does not say.
+///
+/// libtorch gets one: what is left for it on CPU is small, and its own pool would take the cores
+/// from the kernels' while it waits for work.
 pub(crate) fn limit_threads(threads: Option<usize>) -> Result<()> {
+    tch::set_num_threads(1);
     let Some(threads) = threads else { return Ok(()) };
     anyhow::ensure!(threads > 0, "--threads is at least 1");
-    tch::set_num_threads(i32::try_from(threads).context("--threads is too large")?);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
     pool.build_global().context("start the CPU threads")
 }
