@@ -18,7 +18,7 @@ pub(crate) const CPU_WHEELS: &[&str] =
 pub(crate) const CPU_BYTES_NEEDED: u64 = 1_200_000_000;
 
 /// Free bytes that the CUDA set needs while it is made.
-pub(crate) const CUDA_BYTES_NEEDED: u64 = 9_000_000_000;
+pub(crate) const CUDA_BYTES_NEEDED: u64 = 7_000_000_000;
 
 /// The folder that `setup` makes.
 pub(crate) fn folder() -> PathBuf {

@@ -15,7 +15,7 @@ Downloads the PyTorch wheel through your own pip configuration and unpacks the f
 build and a run need into .libtorch (about 500 MB). A second run does nothing.
 
   --device cpu    the CPU libraries (default)
-  --device cuda   also the CUDA libraries, in .libtorch/cuda (about 6 GB)
+  --device cuda   also the CUDA libraries, in .libtorch/cuda (3.8 GB)
   --device rocm   your own ROCm PyTorch: install it, then set LIBTORCH_USE_PYTORCH=1
   --device auto   cuda where an NVIDIA driver is loaded, else cpu
 

@@ -1,8 +1,8 @@
 //! The unsafe seam to libtorch: tensors as slices, and files as memory.
 //!
-//! **Owns** every unsafe line between libtorch's C++ objects and Rust: [`slice()`] and [`slice_mut`]
-//! see a CPU tensor as a slice, [`mmap`] maps checkpoint files. **Must not know** layers, models,
-//! requests or checkpoint formats.
+//! **Owns** every unsafe line between libtorch's C++ objects and Rust: [`slice()`] and
+//! [`slice_mut`] see a CPU tensor as a slice, [`mmap`] maps checkpoint files. **Must not know**
+//! layers, models, requests or checkpoint formats.
 //!
 //! **Invariants**: a slice is handed out only for a contiguous CPU tensor of the element's dtype;
 //! it covers exactly the elements of the tensor.
