@@ -55,10 +55,9 @@ pub(crate) fn validate(
     if !faults.0.is_empty() {
         return Err(invalid_argument(faults.0));
     }
-    let n_prompt =
-        u32::try_from(prompt.len()).expect("a prompt is shorter than the model's length");
     Ok(SamplingParams {
-        max_tokens: stopping.max_tokens.unwrap_or(executor.max_model_len - n_prompt),
+        // The prompt takes part of the model's length, so that the length is what ends the output.
+        max_tokens: stopping.max_tokens.unwrap_or(executor.max_model_len),
         ignore_eos: stopping.ignore_eos.unwrap_or(false),
         stop_token_ids: stopping.stop_token_ids,
         stop_sequences: stopping.stop_sequences.into_iter().map(|ids| ids.ids).collect(),
@@ -85,16 +84,16 @@ fn check_prompt(prompt: &[TokenId], field: &str, limits: ExecutorLimits, faults:
 fn check_sampling(sampling: &pb::SamplingParams, vocab_size: u32, faults: &mut Faults) {
     if let Some(temperature) = sampling.temperature {
         if !temperature.is_finite() || temperature < 0.0 {
-            let message = format!("must be a finite number of at least 0, is {temperature}");
+            let message = format!("must be a finite number of at least 0, is {temperature:?}");
             faults.add("sampling.temperature", message);
         } else if temperature > 0.0 {
-            faults.add("sampling.temperature", format!("{temperature}: {ONLY_GREEDY}"));
+            faults.add("sampling.temperature", format!("{temperature:?}: {ONLY_GREEDY}"));
         }
     }
     if let Some(top_p) = sampling.top_p
         && !(top_p > 0.0 && top_p <= 1.0)
     {
-        faults.add("sampling.top_p", format!("must be above 0 and at most 1, is {top_p}"));
+        faults.add("sampling.top_p", format!("must be above 0 and at most 1, is {top_p:?}"));
     }
     match sampling.n {
         Some(0) => faults.add("sampling.n", "must be at least 1, is 0"),

@@ -82,12 +82,14 @@ async fn text_is_tokenized_and_absent_limits_run_to_the_models_length() {
     request.prompt = Some(Prompt::Text("x".into()));
     request.stopping = None;
     let mut stream = server.client().generate_stream(request).await.unwrap().into_inner();
-    while let Some(message) = stream.message().await.unwrap() {
-        if let Some(Event::Finished(finished)) = message.event {
-            let usage = finished.usage.unwrap();
-            assert_eq!((usage.prompt_tokens, usage.completion_tokens), (2, 62));
+    let finished = loop {
+        if let Event::Finished(finished) = stream.message().await.unwrap().unwrap().event.unwrap() {
+            break finished;
         }
-    }
+    };
+    assert_eq!(finished.finish_reason(), FinishReason::ModelLength);
+    let usage = finished.usage.unwrap();
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens), (2, 62));
 }
 
 #[tokio::test]
