@@ -1,5 +1,5 @@
 //! Project tasks, run as `cargo xtask <task>`. Builds without libtorch.
-#![expect(clippy::print_stderr, reason = "a task reports to the terminal")]
+#![expect(clippy::print_stderr, clippy::print_stdout, reason = "a task reports to the terminal")]
 
 mod ci;
 mod codegen;
@@ -30,14 +30,14 @@ const TASKS: &[Task] = &[
     Task {
         name: "setup",
         usage: "[--device cpu|cuda|rocm|auto]",
-        about: "Provide libtorch in .libtorch, or check the one that the environment names",
+        about: "Provide libtorch in .libtorch, or check your own",
         help: setup::HELP,
         run: setup::run,
     },
     Task {
         name: "demo",
         usage: "[PROMPT]",
-        about: "Serve the bundled checkpoint and stream a completion with accepted drafts marked",
+        about: "Serve the bundled checkpoint and stream a completion",
         help: demo::HELP,
         run: demo::run,
     },
@@ -51,7 +51,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "test",
         usage: "[control|device]",
-        about: "Every test: control plane, simulation, then everything on libtorch",
+        about: "Every test, cheapest first",
         help: test::HELP,
         run: test::run,
     },
@@ -65,14 +65,14 @@ const TASKS: &[Task] = &[
     Task {
         name: "tidy",
         usage: "",
-        about: "Check the rules of this repository that no other tool knows",
+        about: "Check the rules that no other tool knows",
         help: tidy::HELP,
         run: tidy::run,
     },
     Task {
         name: "codegen",
         usage: "[--check]",
-        about: "Generate the gRPC types from proto/, or check that they are up to date",
+        about: "Generate the gRPC types from proto/",
         help: codegen::HELP,
         run: codegen::run,
     },
@@ -97,12 +97,12 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(args: &[String]) -> Result<()> {
-    let Some((name, rest)) = args.split_first() else {
-        eprintln!("{}", overview());
-        return Ok(());
+    let (name, rest) = match args {
+        [] => ("help", args),
+        [name, rest @ ..] => (name.as_str(), rest),
     };
-    if matches!(name.as_str(), "help" | "--help" | "-h") {
-        eprintln!("{}", overview());
+    if matches!(name, "help" | "--help" | "-h") {
+        println!("{}", overview());
         return Ok(());
     }
     let Some(task) = TASKS.iter().find(|task| task.name == name) else {
@@ -110,7 +110,7 @@ fn dispatch(args: &[String]) -> Result<()> {
     };
     // `serve` hands its arguments on, its help included.
     if task.name != "serve" && rest.iter().any(|arg| arg == "--help" || arg == "-h") {
-        eprintln!("cargo xtask {} {}\n\n{}.\n\n{}", task.name, task.usage, task.about, task.help);
+        println!("cargo xtask {} {}\n\n{}.\n\n{}", task.name, task.usage, task.about, task.help);
         return Ok(());
     }
     (task.run)(rest)
