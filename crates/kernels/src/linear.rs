@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use crate::parallel::{Disjoint, for_each_task};
+use crate::parallel::{Disjoint, for_each_task, n_threads};
 use crate::simd::{F32x16, Isa, Kernel, LANES, Lanes, dispatch};
 
 /// Outputs of a panel: two vectors.
@@ -11,8 +11,6 @@ const PANEL: usize = 2 * LANES;
 const TASK_PANELS: usize = 4;
 /// Rows of a task, a multiple of the tallest register tile.
 const TASK_ROWS: usize = 64;
-/// Multiply-adds from which a call is spread over threads.
-const PARALLEL_WORK: usize = 1 << 19;
 
 /// The weight of a linear layer `y = x W^T`, packed for the CPU.
 ///
@@ -122,6 +120,15 @@ impl PackedLinear {
         self.forward_on(Isa::detect(), x, y);
     }
 
+    /// The cost of a call; reading a byte of the weight takes as long as two multiply-adds.
+    pub(crate) fn cost(&self, n_rows: usize) -> usize {
+        let n_bytes = match self.panels {
+            Panels::F32(_) => size_of::<f32>(),
+            Panels::Bf16(_) => size_of::<bf16>(),
+        };
+        self.n_in * self.n_out * (n_rows + 2 * n_bytes)
+    }
+
     pub(crate) fn forward_on(&self, isa: Isa, x: &[f32], y: &mut [f32]) {
         assert!(x.len().is_multiple_of(self.n_in), "x is [n_rows, n_in]");
         let n_rows = x.len() / self.n_in;
@@ -136,9 +143,8 @@ impl PackedLinear {
         let n_rows = x.len() / self.n_in;
         let n_column_tasks = self.n_out.div_ceil(PANEL * TASK_PANELS);
         let n_tasks = n_column_tasks * n_rows.div_ceil(TASK_ROWS);
-        let parallel = n_rows * self.n_in * self.n_out >= PARALLEL_WORK;
         let y = Disjoint::new(y);
-        for_each_task(n_tasks, parallel, |task| {
+        for_each_task(n_tasks, n_threads(self.cost(n_rows)), |task| {
             let first_row = task / n_column_tasks * TASK_ROWS;
             let row_end = n_rows.min(first_row + TASK_ROWS);
             let first_panel = task % n_column_tasks * TASK_PANELS;

@@ -1,11 +1,11 @@
 //! Reductions over rows of logits.
 
 use crate::exp::exp;
-use crate::parallel::{Disjoint, for_each_task};
+use crate::parallel::{Disjoint, for_each_task, n_threads};
 use crate::simd::{F32x16, Isa, Kernel, LANES, dispatch};
 
-/// Logits from which rows are spread over threads.
-const PARALLEL_WORK: usize = 1 << 18;
+/// Multiply-adds that take as long as an exponential.
+const EXP_COST: usize = 32;
 /// Logits whose exponentials are summed in f32 before the f64 sum.
 const SUM_BLOCK: usize = 64 * LANES;
 
@@ -39,7 +39,7 @@ fn log_softmax_gather_on(isa: Isa, logits: &[f32], vocab: usize, tokens: &[i32],
     assert_eq!(logits.len(), out.len() * vocab, "logits are [n_rows, vocab]");
     let n_rows = out.len();
     let out = Disjoint::new(out);
-    for_each_task(n_rows, logits.len() >= PARALLEL_WORK, |row| {
+    for_each_task(n_rows, n_threads(logits.len() * EXP_COST), |row| {
         let logits = &logits[row * vocab..][..vocab];
         let token = usize::try_from(tokens[row]).expect("a token is not negative");
         assert!(token < vocab, "a token is in the vocabulary");

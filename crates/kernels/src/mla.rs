@@ -4,15 +4,15 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::parallel::{Disjoint, for_each_task};
+use crate::parallel::{Disjoint, for_each_task, n_threads};
 use crate::simd::{Isa, dispatch};
 
 mod tile;
 
-/// Query rows (a token and a head each) that share a pass over the cache.
+/// The most query rows (a token and a head each) that share a pass over the cache.
 const TILE_ROWS: usize = 16;
-/// Multiply-adds from which a call is spread over threads.
-const PARALLEL_WORK: usize = 1 << 19;
+/// How much longer a multiply-add takes here than in a long product, softmax included.
+const COST_FACTOR: usize = 2;
 
 /// Sizes of a latent attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -134,11 +134,13 @@ pub(crate) fn mla_attention_on(
     let width = shape.kv_lora_rank + shape.rope_dim;
     assert!(shape.kv_lora_rank > 0 && shape.n_heads > 0, "the shape is not empty");
     assert!(cache.len().is_multiple_of(width), "the cache is [n_slots, width]");
-    let tiles = plan_tiles(shape.n_heads, batch);
     let n_visible: usize = (0..batch.positions.len()).map(|token| batch.n_visible(token)).sum();
-    let parallel = n_visible * shape.n_heads * (width + shape.kv_lora_rank) >= PARALLEL_WORK;
+    let n_macs = n_visible * shape.n_heads * (width + shape.kv_lora_rank);
+    let n_threads = n_threads(COST_FACTOR * n_macs);
+    let n_rows = batch.positions.len() * shape.n_heads;
+    let tiles = plan_tiles(shape.n_heads, (n_rows / n_threads).clamp(1, TILE_ROWS), batch);
     let out = Disjoint::new(out);
-    for_each_task(tiles.len(), parallel, |index| {
+    for_each_task(tiles.len(), n_threads, |index| {
         let tile = tiles[index].clone();
         dispatch(isa, tile::Attend { shape, cache, batch, tile, out: &out });
     });
@@ -151,10 +153,11 @@ struct RowTile {
     heads: Range<usize>,
 }
 
-/// Cuts the batch into tiles; a row's result does not depend on the tile it is in.
-fn plan_tiles(n_heads: usize, batch: &MlaBatch<'_>) -> Vec<RowTile> {
-    let heads_per_tile = n_heads.min(TILE_ROWS);
-    let tokens_per_tile = TILE_ROWS / heads_per_tile;
+/// Cuts the batch into tiles of at most `tile_rows` rows; a row's result does not depend on the
+/// tile it is in.
+fn plan_tiles(n_heads: usize, tile_rows: usize, batch: &MlaBatch<'_>) -> Vec<RowTile> {
+    let heads_per_tile = n_heads.min(tile_rows);
+    let tokens_per_tile = tile_rows / heads_per_tile;
     let n_tokens = batch.positions.len();
     let mut tiles = Vec::new();
     let mut first = 0;

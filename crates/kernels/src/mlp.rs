@@ -1,14 +1,14 @@
 //! Gated feed-forward layers: one, and one per expert.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use crate::exp::silu_and_mul_on;
 use crate::linear::PackedLinear;
-use crate::parallel::{Disjoint, for_each_task};
+use crate::parallel::{Disjoint, for_each_task, n_threads};
 use crate::simd::Isa;
 
-/// Multiply-adds from which the experts of a call are spread over threads.
-const PARALLEL_WORK: usize = 1 << 19;
 /// Tokens routed at once; bounds the buffers of a long prefill.
 const CHUNK_TOKENS: usize = 256;
 
@@ -73,9 +73,8 @@ impl SwiGluMlp {
         self.down.forward_on(isa, &act, out);
     }
 
-    /// Multiply-adds of a row.
-    fn work(&self) -> usize {
-        3 * self.down.n_in() * self.hidden()
+    fn cost(&self, n_rows: usize) -> usize {
+        self.gate_up.cost(n_rows) + self.down.cost(n_rows)
     }
 }
 
@@ -146,9 +145,10 @@ impl MoeExperts {
     fn run_experts(&self, isa: Isa, x: &[f32], top_k: usize, groups: &Groups) -> Vec<f32> {
         let hidden = self.hidden;
         let mut outputs = vec![0.0; groups.pairs.len() * hidden];
-        let parallel = groups.pairs.len() * self.experts[0].work() >= PARALLEL_WORK;
+        let active = groups.ranges().zip(&self.experts).filter(|(range, _)| !range.is_empty());
+        let cost = active.map(|(range, expert)| expert.cost(range.len())).sum();
         let shared = Disjoint::new(&mut outputs);
-        for_each_task(self.experts.len(), parallel, |expert| {
+        for_each_task(self.experts.len(), n_threads(cost), |expert| {
             let (start, end) = (groups.starts[expert], groups.starts[expert + 1]);
             if start == end {
                 return;
@@ -210,6 +210,11 @@ impl Groups {
             next[id as usize] += 1;
         }
         Self { pairs, starts }
+    }
+
+    /// Where the pairs of each expert are.
+    fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        self.starts.windows(2).map(|bounds| bounds[0]..bounds[1])
     }
 }
 

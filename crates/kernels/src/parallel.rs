@@ -2,11 +2,22 @@
 
 use rayon::prelude::*;
 
-/// Calls `task` for every index below `n_tasks`, in parallel where `parallel` says it is worth it.
+/// The cost from which a call is spread over threads, in multiply-adds of a long product.
+///
+/// Two threads break even at about 40 microseconds: a call from outside the pool waits for a
+/// worker to wake and then to be woken itself.
+const PARALLEL_COST: usize = 1 << 22;
+
+/// How many threads a call of some cost is spread over.
+pub(crate) fn n_threads(cost: usize) -> usize {
+    if cost >= PARALLEL_COST { rayon::current_num_threads() } else { 1 }
+}
+
+/// Calls `task` for every index below `n_tasks`, in parallel where there is more than one thread.
 ///
 /// Tasks must be independent: their order and their threads are not defined.
-pub(crate) fn for_each_task(n_tasks: usize, parallel: bool, task: impl Fn(usize) + Sync) {
-    if parallel && n_tasks > 1 && rayon::current_num_threads() > 1 {
+pub(crate) fn for_each_task(n_tasks: usize, n_threads: usize, task: impl Fn(usize) + Sync) {
+    if n_tasks > 1 && n_threads > 1 {
         (0..n_tasks).into_par_iter().for_each(&task);
     } else {
         (0..n_tasks).for_each(task);
