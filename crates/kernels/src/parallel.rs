@@ -18,7 +18,8 @@ pub(crate) fn n_threads(cost: usize) -> usize {
 /// Tasks must be independent: their order and their threads are not defined.
 pub(crate) fn for_each_task(n_tasks: usize, n_threads: usize, task: impl Fn(usize) + Sync) {
     if n_tasks > 1 && n_threads > 1 {
-        (0..n_tasks).into_par_iter().for_each(&task);
+        // Tasks are few, coarse and uneven, so that each one may be stolen.
+        (0..n_tasks).into_par_iter().with_max_len(1).for_each(&task);
     } else {
         (0..n_tasks).for_each(task);
     }

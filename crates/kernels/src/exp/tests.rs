@@ -29,7 +29,7 @@ fn map(isa: Isa, x: &[f32], out: &mut [f32], sigmoid: bool) {
 
 #[test]
 fn exp_is_right_to_two_units_in_the_last_place() {
-    let x: Vec<f32> = (0..1 << 18).map(|i| i as f32 / (1 << 18) as f32 * 174.5 - 87.0).collect();
+    let x: Vec<f32> = (0..1 << 16).map(|i| i as f32 / (1 << 16) as f32 * 174.5 - 87.0).collect();
     let y = on_every_isa(x.len(), |isa, out| map(isa, &x, out, false));
     for (&x, &y) in x.iter().zip(&y) {
         let expected = f64::from(x).exp();

@@ -186,7 +186,7 @@ fn a_token_does_not_depend_on_its_window() {
         let case = Case::new(&mut random, shape, &[(0, 140), (5, 4), (63, 3)]);
         let n_tokens = case.positions.len();
         let whole = case.run(0..n_tokens);
-        for window in 1..=17 {
+        for window in [1, 2, 3, 4, 5, 8, 16, 17] {
             for first in (0..n_tokens).step_by(window) {
                 let tokens = first..n_tokens.min(first + window);
                 let part = case.run(tokens.clone());
