@@ -150,6 +150,11 @@ impl<X: StepExecutor> Runner<X> {
 
     /// Sends the events to their sinks and aborts requests whose sinks take no more.
     fn deliver(&mut self) {
+        if self.events.is_empty() {
+            return;
+        }
+        // First, so that who has seen an end finds it in the statistics.
+        self.publish_stats();
         // An abort appends its `Finished` behind the events in hand.
         let mut event_idx = 0;
         while event_idx < self.events.len() {
@@ -161,10 +166,12 @@ impl<X: StepExecutor> Runner<X> {
             if let RequestEvent::Tokens(tokens) = &event {
                 client.usage.completion_tokens += count(tokens.tokens.len());
             }
+            if is_last {
+                self.shared.inbox.finished(id);
+            }
             let delivery = client.sink.send(event);
             if is_last {
                 self.clients.remove(&id);
-                self.shared.inbox.finished(id);
             } else if delivery != Delivery::Ok {
                 self.scheduler.abort(id, &mut self.events);
             }

@@ -9,7 +9,8 @@ use engine::EngineHandle;
 use engine_types::{Request as EngineRequest, RequestId, TokensEvent};
 use grpc_api::inference::v1 as pb;
 use grpc_api::inference::v1::inference_service_server::InferenceService;
-use tokenization::{IncrementalDecoder, Tokenizer};
+use tokenization::{IncrementalDecoder, TokenizationError, Tokenizer};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_stream::Stream;
 use tonic::metadata::MetadataMap;
@@ -21,14 +22,29 @@ use crate::output::{Event, Finished, Output};
 use crate::status;
 use crate::validate::validate;
 
+/// Texts from this size on, in bytes, wait for their turn to be encoded.
+const LONG_TEXT_BYTES: usize = 64 << 10;
+/// Long texts encoded at a time: encoding takes a hundred times a text's memory.
+const LONG_TEXTS_MAX: usize = 2;
+
 /// The service's state.
 pub(crate) struct Inference {
-    pub(crate) engine: EngineHandle,
-    pub(crate) tokenizer: Option<Arc<Tokenizer>>,
-    pub(crate) max_buffered_steps: usize,
+    engine: EngineHandle,
+    tokenizer: Option<Arc<Tokenizer>>,
+    max_buffered_steps: usize,
+    long_texts: Arc<Semaphore>,
 }
 
 impl Inference {
+    pub(crate) fn new(
+        engine: EngineHandle,
+        tokenizer: Option<Arc<Tokenizer>>,
+        max_buffered_steps: usize,
+    ) -> Self {
+        let long_texts = Arc::new(Semaphore::new(LONG_TEXTS_MAX));
+        Self { engine, tokenizer, max_buffered_steps, long_texts }
+    }
+
     /// Checks a request and hands it to the engine.
     async fn start(
         &self,
@@ -64,16 +80,44 @@ impl Inference {
                 let Some(tokenizer) = self.tokenizer.clone() else {
                     return fault("text", "the model has no tokenizer: give token_ids");
                 };
-                // A long text takes a while, which must not hold up other calls.
-                let ids = tokio::task::spawn_blocking(move || tokenizer.encode(&text))
-                    .await
-                    .map_err(|_| status::internal("the tokenizer panicked"))?;
-                match ids {
+                // No token stands for more bytes than this, so that the text cannot fit.
+                let max_model_len = self.engine.limits().max_model_len as usize;
+                let n_bytes_max = max_model_len.saturating_mul(tokenizer.max_token_bytes());
+                if text.len() > n_bytes_max {
+                    let n_bytes = text.len();
+                    let description = format!(
+                        "has {n_bytes} bytes, more than max_model_len ({max_model_len}) tokens \
+                         can stand for: shorten it"
+                    );
+                    return fault("text", &description);
+                }
+                match self.encode(tokenizer, text).await? {
                     Ok(ids) => Ok((ids, "text")),
                     Err(error) => fault("text", &error.to_string()),
                 }
             }
         }
+    }
+
+    /// Encodes apart from the calls' threads: a long text takes a while.
+    async fn encode(
+        &self,
+        tokenizer: Arc<Tokenizer>,
+        text: String,
+    ) -> Result<Result<Vec<u32>, TokenizationError>, Status> {
+        let permit = if text.len() < LONG_TEXT_BYTES {
+            None
+        } else {
+            let turn = Arc::clone(&self.long_texts).acquire_owned().await;
+            Some(turn.map_err(|_| status::internal("the tokenizer is closed"))?)
+        };
+        let encode = move || {
+            // Held by the work itself, which goes on where the caller has gone.
+            let _permit = permit;
+            tokenizer.encode(&text)
+        };
+        let ids = tokio::task::spawn_blocking(encode).await;
+        ids.map_err(|_| status::internal("the tokenizer panicked"))
     }
 
     fn decoder(&self) -> Option<IncrementalDecoder> {

@@ -124,11 +124,11 @@ pub async fn serve(
     let mut routes = RoutesBuilder::default();
     routes.add_service(health);
     routes.add_service(
-        InferenceServiceServer::new(Inference {
-            engine: engine.clone(),
-            tokenizer: service.tokenizer.clone(),
-            max_buffered_steps: config.max_buffered_steps,
-        })
+        InferenceServiceServer::new(Inference::new(
+            engine.clone(),
+            service.tokenizer.clone(),
+            config.max_buffered_steps,
+        ))
         .max_decoding_message_size(config.max_request_bytes),
     );
     routes.add_service(ControlServiceServer::new(Control {

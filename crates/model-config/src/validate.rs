@@ -12,6 +12,10 @@ const DEFAULT_RMS_NORM_EPS: f64 = 1e-6;
 const DEFAULT_ROUTED_SCALING_FACTOR: f64 = 2.5;
 /// Larger counts are mistakes; up to it no product of sizes that the models form overflows.
 const MAX_COUNT: usize = 1 << 24;
+/// Bounds what is listed and allocated for a config before its weights are looked at.
+const MAX_LAYERS: usize = 1 << 10;
+/// Routed experts of all layers together; the largest public models have 30 thousand.
+const MAX_EXPERTS: usize = 1 << 20;
 
 impl ModelConfig {
     /// Validates a raw config.
@@ -24,6 +28,7 @@ impl ModelConfig {
         let architecture = architecture(raw)?;
         refuse_unsupported(raw)?;
         let num_hidden_layers = size(raw, "num_hidden_layers", raw.num_hidden_layers)?;
+        at_most(raw, "num_hidden_layers", num_hidden_layers, MAX_LAYERS)?;
         let vocab_size = size(raw, "vocab_size", raw.vocab_size)?;
         let max_position = raw.max_position_embeddings.or(Some(DEFAULT_MAX_POSITION_EMBEDDINGS));
         Ok(Self {
@@ -95,6 +100,14 @@ fn count(raw: &RawConfig, field: &str, value: Option<usize>) -> Result<usize, Co
     }
 }
 
+fn at_most(raw: &RawConfig, field: &str, value: usize, max: usize) -> Result<(), ConfigError> {
+    if value <= max {
+        Ok(())
+    } else {
+        Err(raw.invalid(field, format!("is {value}; it must be at most {max}")))
+    }
+}
+
 /// A count that must be given and not zero.
 pub(crate) fn size(
     raw: &RawConfig,
@@ -140,7 +153,9 @@ fn num_mtp_layers(raw: &RawConfig) -> Result<usize, ConfigError> {
     let field = "num_nextn_predict_layers";
     let first = (field, raw.num_nextn_predict_layers);
     let n_layers = either(raw, first, ("num_mtp_layers", raw.num_mtp_layers))?;
-    count(raw, field, n_layers.or(Some(0)))
+    let n_layers = count(raw, field, n_layers.or(Some(0)))?;
+    at_most(raw, field, n_layers, MAX_LAYERS)?;
+    Ok(n_layers)
 }
 
 pub(crate) fn stored_dtype(raw: &RawConfig) -> Result<Option<StoredDtype>, ConfigError> {
@@ -230,6 +245,8 @@ fn moe(raw: &RawConfig, num_hidden_layers: usize) -> Result<Option<MoeConfig>, C
         first_k_dense_replace: count(raw, "first_k_dense_replace", raw.first_k_dense_replace)?,
         moe_layer_freq: size(raw, "moe_layer_freq", raw.moe_layer_freq.or(Some(1)))?,
     };
+    let n_experts_max = MAX_EXPERTS / num_hidden_layers;
+    at_most(raw, "n_routed_experts", config.n_routed_experts, n_experts_max)?;
     check_moe(raw, &config, num_hidden_layers)?;
     Ok(Some(config))
 }

@@ -32,6 +32,13 @@ pub enum RunnerError {
         /// What one block needs.
         block_bytes: u64,
     },
+    /// The KV pool cannot be allocated.
+    KvAllocation {
+        /// Blocks of the pool.
+        num_blocks: u32,
+        /// Bytes of the pool.
+        n_bytes: u64,
+    },
     /// The drafter cannot be built.
     SpecDecode(SpecDecodeError),
     /// A tensor operation failed, for example an allocation.
@@ -51,6 +58,11 @@ impl fmt::Display for RunnerError {
                 f,
                 "one KV block needs {block_bytes} bytes, more than the {kv_cache_bytes} allowed \
                  for the KV cache"
+            ),
+            Self::KvAllocation { num_blocks, n_bytes } => write!(
+                f,
+                "a KV cache of {num_blocks} blocks needs {n_bytes} bytes, which cannot be \
+                 allocated; lower num_blocks"
             ),
             Self::SpecDecode(error) => error.fmt(f),
             Self::Tensor(error) => write!(f, "the runner's tensors: {error}"),

@@ -60,7 +60,12 @@ impl Runner {
             [n_slots, width],
             (kind, model.device),
             options.kv_init,
-        )?;
+        )
+        .map_err(|_| {
+            let n_values = n_slots as u64 * width as u64 * model.num_cache_layers() as u64;
+            let n_bytes = n_values * kind.elt_size_in_bytes() as u64;
+            RunnerError::KvAllocation { num_blocks: limits.num_blocks, n_bytes }
+        })?;
         let backend: Box<dyn AttentionBackend> = match (options.attention, model.device) {
             (AttentionChoice::Auto, Device::Cpu) => Box::new(CpuBackend),
             _ => Box::new(ReferenceBackend),

@@ -169,7 +169,8 @@ fn to_json(generation: &Generation, text: Option<String>) -> Value {
 fn finish_reason(reason: &FinishReason) -> &'static str {
     match reason {
         FinishReason::Eos(_) | FinishReason::StopToken(_) | FinishReason::StopSequence(_) => "stop",
-        FinishReason::MaxTokens | FinishReason::ModelLength | FinishReason::OutOfBlocks => "length",
+        FinishReason::MaxTokens | FinishReason::ModelLength => "length",
+        FinishReason::OutOfBlocks => "out_of_blocks",
         FinishReason::Aborted => "abort",
         _ => "error",
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
-use model_config::{ModelConfig, StoredDtype};
+use model_config::{ConfigSummary, ModelConfig, RawConfig, StoredDtype};
 use model_runner::{Runner, RunnerOptions};
 use models::{ComputeDtype, LoadOptions};
 use scheduler::SchedulerConfig;
@@ -17,6 +17,8 @@ use crate::cli::{Dtype, EngineArgs};
 pub(crate) struct Model {
     pub(crate) dir: PathBuf,
     pub(crate) config: ModelConfig,
+    /// As the checkpoint names it.
+    pub(crate) architecture: String,
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) dtype: ComputeDtype,
 }
@@ -32,12 +34,14 @@ pub(crate) struct LoadedEngine {
 pub(crate) fn open_model(model: &str, dtype: Option<Dtype>) -> Result<Model> {
     let dir = bundled_checkpoints::resolve(model, None)?;
     let config = ModelConfig::load(&dir)?;
+    let named = ConfigSummary::new(&RawConfig::load(&dir)?).architecture;
+    let architecture = named.unwrap_or_else(|| format!("{:?}", config.architecture));
     let tokenizer = Tokenizer::load_if_present(&dir)?.map(Arc::new);
     let dtype = match (dtype, config.dtype) {
         (Some(Dtype::Float32), _) | (None, Some(StoredDtype::Float32)) => ComputeDtype::Float32,
         _ => ComputeDtype::Bfloat16,
     };
-    Ok(Model { dir, config, tokenizer, dtype })
+    Ok(Model { dir, config, architecture, tokenizer, dtype })
 }
 
 /// Loads a model and starts an engine around it.
@@ -47,7 +51,7 @@ pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
     let options = RunnerOptions {
         block_size: args.block_size,
         num_blocks: args.num_blocks,
-        kv_cache_bytes: args.kv_cache_memory << 20,
+        kv_cache_bytes: args.kv_cache_memory.saturating_mul(1 << 20),
         max_num_seqs: args.max_num_seqs,
         max_num_batched_tokens: args.max_num_batched_tokens,
         max_model_len: args.max_model_len,
@@ -86,7 +90,11 @@ pub(crate) fn load_runner(
 pub(crate) fn limit_threads(threads: Option<usize>) -> Result<()> {
     tch::set_num_threads(1);
     let Some(threads) = threads else { return Ok(()) };
-    anyhow::ensure!(threads > 0, "--threads is at least 1");
+    let n_cores = std::thread::available_parallelism()?.get();
+    anyhow::ensure!(
+        (1..=n_cores).contains(&threads),
+        "--threads {threads}: give 1 to {n_cores}, the cores of this machine"
+    );
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
     pool.build_global().context("start the CPU threads")
 }

@@ -64,6 +64,8 @@ pub(crate) fn from_flags(args: &PromptArgs) -> Result<PromptLine> {
 
 fn read_lines(file: &Path) -> Result<Vec<(String, PromptLine)>> {
     let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+    // Some editors mark UTF-8 files.
+    let text = text.trim_start_matches('\u{feff}');
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let prompts = lines.map(|(idx, line)| {
         let place = format!("{}, line {}", file.display(), idx + 1);

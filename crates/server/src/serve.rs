@@ -33,7 +33,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
                 _ = terminate.recv() => {}
                 _ = tokio::signal::ctrl_c() => {}
             }
-            tracing::info!("stopping");
+            tracing::info!("stopping; interrupt again to stop at once");
+            tokio::spawn(async {
+                if tokio::signal::ctrl_c().await.is_ok() {
+                    tracing::warn!("stopped at once");
+                    std::process::exit(130);
+                }
+            });
         };
         output::text(&format!("listening on {address}\n"))?;
         grpc_server::serve(listener, config, service, stop).await?;
@@ -51,7 +57,7 @@ fn model_info(args: &ServeArgs, model: &Model) -> ModelInfo {
     };
     ModelInfo {
         served_model_name: args.served_model_name.clone().unwrap_or_else(folder),
-        architecture: format!("{:?}", model.config.architecture),
+        architecture: model.architecture.clone(),
         eos_token_ids: model.config.eos_token_ids.clone(),
         dtype: loading::dtype_name(model.dtype).to_owned(),
     }

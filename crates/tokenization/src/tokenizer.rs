@@ -123,6 +123,14 @@ impl Tokenizer {
         n_ids(&self.inner)
     }
 
+    /// Most bytes of text that one token stands for; a text of more than `n` times as many bytes
+    /// has more than `n` tokens.
+    #[must_use]
+    pub fn max_token_bytes(&self) -> usize {
+        // A name holds at least one byte for each byte of text.
+        self.inner.get_vocab(true).keys().map(String::len).max().unwrap_or(1)
+    }
+
     /// The id that starts every prompt, where the files ask for one.
     #[must_use]
     pub fn bos_token_id(&self) -> Option<TokenId> {

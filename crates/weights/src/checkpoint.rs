@@ -189,6 +189,15 @@ impl Checkpoint {
 fn read_index(file: &Path) -> Result<Index, WeightsError> {
     let text = std::fs::read_to_string(file)
         .map_err(|source| WeightsError::Read { file: file.to_path_buf(), source })?;
-    serde_json::from_str(&text)
-        .map_err(|source| WeightsError::BadIndex { file: file.to_path_buf(), source })
+    let index: Index = serde_json::from_str(&text)
+        .map_err(|source| WeightsError::BadIndex { file: file.to_path_buf(), source })?;
+    // A shard lies in the checkpoint's own folder.
+    let is_plain = |shard: &&String| Path::new(shard.as_str()).file_name() == Some(shard.as_ref());
+    match index.weight_map.values().find(|shard| !is_plain(shard)) {
+        None => Ok(index),
+        Some(shard) => {
+            let (file, shard) = (file.to_path_buf(), shard.clone());
+            Err(WeightsError::ShardOutside { file, shard })
+        }
+    }
 }

@@ -51,6 +51,13 @@ pub enum WeightsError {
         /// What the JSON reader said.
         source: serde_json::Error,
     },
+    /// The index names a shard outside the checkpoint's folder.
+    ShardOutside {
+        /// The index.
+        file: PathBuf,
+        /// The shard, as the index names it.
+        shard: String,
+    },
     /// The index names shards that are not in the folder.
     ShardsAbsent {
         /// The index.
@@ -134,6 +141,12 @@ impl fmt::Display for WeightsError {
             Self::BadIndex { file, source } => {
                 write!(f, "{} is not a safetensors index: {source}", file.display())
             }
+            Self::ShardOutside { file, shard } => write!(
+                f,
+                "{} names the shard `{shard}`, which is no plain file name: shards lie beside \
+                 their index",
+                file.display()
+            ),
             Self::ShardsAbsent { index, absent } => {
                 write!(f, "{} names files that are not there:", index.display())?;
                 absent.iter().try_for_each(|file| write!(f, " {}", file.display()))

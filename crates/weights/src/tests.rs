@@ -237,6 +237,19 @@ fn l19_a_deleted_shard_is_named() {
 }
 
 #[test]
+fn a_shard_outside_the_folder_is_refused_by_its_name() {
+    for outside in ["../model.safetensors", "/etc/hostname", "sub/model.safetensors", ".."] {
+        let copy = copied();
+        edit_index(copy.path(), |weight_map| {
+            weight_map.insert("lm_head.weight".into(), outside.into());
+        });
+        let error = open_error(copy.path());
+        assert!(matches!(error, WeightsError::ShardOutside { .. }), "{error}");
+        assert!(error.to_string().contains(outside), "{error}");
+    }
+}
+
+#[test]
 fn l19_an_index_entry_for_the_wrong_shard_is_named() {
     let copy = copied();
     let moved = "model.layers.2.self_attn.kv_b_proj.weight";

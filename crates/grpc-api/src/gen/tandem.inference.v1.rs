@@ -142,8 +142,9 @@ pub mod generate_stream_response {
 /// What one step of the engine added; never what came before.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TokenDelta {
-    /// The new tokens: n_accepted accepted drafts, then the token that the target itself chose. An
-    /// end of the output may cut the run behind an accepted draft.
+    /// The new tokens: n_accepted accepted drafts, then one token that the target itself chose. Where
+    /// the end of the output cuts the run behind an accepted draft, that draft is the last token and
+    /// counts as the target's, so that a step always adds n_accepted + 1 tokens.
     #[prost(uint32, repeated, tag = "1")]
     pub token_ids: ::prost::alloc::vec::Vec<u32>,
     /// How many of token_ids, from the front, are accepted drafts.
@@ -228,7 +229,7 @@ pub struct SpeculationStats {
     /// Drafts verified.
     #[prost(uint64, tag = "2")]
     pub draft_tokens: u64,
-    /// Drafts accepted and kept.
+    /// Drafts accepted and kept, but for a last one that the end of the output made the step's last.
     #[prost(uint64, tag = "3")]
     pub accepted_tokens: u64,
     /// Steps that verified a draft at position i (from 0).

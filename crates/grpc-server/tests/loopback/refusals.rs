@@ -48,6 +48,8 @@ async fn bad_prompts_name_the_field() {
     check_invalid(&server, unary(&[VOCAB], 4), "token_ids", "100000").await;
     check_invalid(&server, unary(&[1; 4096], 4), "token_ids", "4095").await;
     check_invalid(&server, text(&"word ".repeat(5000)), "text", "4095").await;
+    // Refused before it is encoded, which would take a hundred times its memory.
+    check_invalid(&server, text(&"a b ".repeat(1 << 20)), "text", "has 4194304 bytes").await;
 }
 
 #[tokio::test]
