@@ -1,4 +1,4 @@
-//! Helpers of the kernel tests.
+//! What the kernel tests share.
 
 use crate::simd::Isa;
 
