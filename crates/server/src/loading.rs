@@ -58,6 +58,13 @@ pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
         num_speculative_tokens: args.num_speculative_tokens,
         ..RunnerOptions::default()
     };
+    if args.max_num_batched_tokens <= args.num_speculative_tokens {
+        tracing::warn!(
+            max_num_batched_tokens = args.max_num_batched_tokens,
+            num_speculative_tokens = args.num_speculative_tokens,
+            "no step has room for a token and all its drafts: most drafts will not be verified"
+        );
+    }
     let scheduler = SchedulerConfig {
         max_num_seqs: args.max_num_seqs,
         max_num_batched_tokens: args.max_num_batched_tokens,

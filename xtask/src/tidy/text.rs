@@ -34,7 +34,7 @@ fn places(name: &str, content: &str, faults: &mut Vec<String>) {
         ["pythonhosted", ".org"],
         ["static.crates", ".io"],
         ["index.crates", ".io"],
-        ["registry.npmjs", ".org"],
+        ["registry.np", "mjs.org"],
         ["deb.debian", ".org"],
     ]
     .map(|parts| parts.concat());

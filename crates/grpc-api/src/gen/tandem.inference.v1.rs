@@ -324,8 +324,10 @@ pub mod inference_service_client {
     /// Errors are gRPC statuses with google.rpc details: INVALID_ARGUMENT names the field
     /// (BadRequest.FieldViolation), RESOURCE_EXHAUSTED says that the queue is full (QuotaFailure,
     /// RetryInfo) or that the reader was too slow, UNAVAILABLE that the server drains or its engine is
-    /// dead, DEADLINE_EXCEEDED that the call's grpc-timeout passed, INTERNAL that a step failed. A call
-    /// that its client drops ends its request at once.
+    /// dead, DEADLINE_EXCEEDED that the call's grpc-timeout passed, INTERNAL that a step failed or that
+    /// the message is no protobuf message, OUT_OF_RANGE that it is larger than the server takes
+    /// (max_request_bytes of GetServerInfo), ABORTED that a draining server ran out of time. A call that
+    /// its client drops ends its request at once.
     #[derive(Debug, Clone)]
     pub struct InferenceServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -503,8 +505,10 @@ pub mod inference_service_server {
     /// Errors are gRPC statuses with google.rpc details: INVALID_ARGUMENT names the field
     /// (BadRequest.FieldViolation), RESOURCE_EXHAUSTED says that the queue is full (QuotaFailure,
     /// RetryInfo) or that the reader was too slow, UNAVAILABLE that the server drains or its engine is
-    /// dead, DEADLINE_EXCEEDED that the call's grpc-timeout passed, INTERNAL that a step failed. A call
-    /// that its client drops ends its request at once.
+    /// dead, DEADLINE_EXCEEDED that the call's grpc-timeout passed, INTERNAL that a step failed or that
+    /// the message is no protobuf message, OUT_OF_RANGE that it is larger than the server takes
+    /// (max_request_bytes of GetServerInfo), ABORTED that a draining server ran out of time. A call that
+    /// its client drops ends its request at once.
     #[derive(Debug)]
     pub struct InferenceServiceServer<T> {
         inner: Arc<T>,
