@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 
@@ -150,33 +151,37 @@ impl<X: StepExecutor> Runner<X> {
 
     /// Sends the events to their sinks and aborts requests whose sinks take no more.
     fn deliver(&mut self) {
-        if self.events.is_empty() {
-            return;
+        if !self.events.is_empty() {
+            // First, so that who has seen an end finds it in the statistics.
+            self.publish_stats();
         }
-        // First, so that who has seen an end finds it in the statistics.
-        self.publish_stats();
-        // An abort appends its `Finished` behind the events in hand.
-        let mut event_idx = 0;
-        while event_idx < self.events.len() {
-            let event = self.events[event_idx].clone();
-            event_idx += 1;
-            let id = event.request_id();
-            let Some(client) = self.clients.get_mut(&id) else { continue };
-            let is_last = matches!(event, RequestEvent::Finished { .. });
-            if let RequestEvent::Tokens(tokens) = &event {
-                client.usage.completion_tokens += count(tokens.tokens.len());
-            }
-            if is_last {
-                self.shared.inbox.finished(id);
-            }
-            let delivery = client.sink.send(event);
-            if is_last {
-                self.clients.remove(&id);
-            } else if delivery != Delivery::Ok {
-                self.scheduler.abort(id, &mut self.events);
+        // An abort appends its `Finished` for the next round.
+        while !self.events.is_empty() {
+            let mut events = mem::take(&mut self.events);
+            events.drain(..).for_each(|event| self.deliver_one(event));
+            if self.events.is_empty() {
+                // The buffer goes back with its room.
+                self.events = events;
             }
         }
-        self.events.clear();
+    }
+
+    fn deliver_one(&mut self, event: RequestEvent) {
+        let id = event.request_id();
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let is_last = matches!(event, RequestEvent::Finished { .. });
+        if let RequestEvent::Tokens(tokens) = &event {
+            client.usage.completion_tokens += count(tokens.tokens.len());
+        }
+        if is_last {
+            self.shared.inbox.finished(id);
+        }
+        let delivery = client.sink.send(event);
+        if is_last {
+            self.clients.remove(&id);
+        } else if delivery != Delivery::Ok {
+            self.scheduler.abort(id, &mut self.events);
+        }
     }
 
     fn publish_stats(&self) {

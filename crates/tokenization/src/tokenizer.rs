@@ -18,6 +18,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     pieces: Arc<PieceTable>,
     bos_token_id: Option<TokenId>,
+    max_token_bytes: usize,
 }
 
 /// The part of `tokenizer_config.json` that matters here.
@@ -57,7 +58,9 @@ impl Tokenizer {
         })?;
         let pieces = Arc::new(piece_table(&inner, &path)?);
         let bos_token_id = load_bos(folder, &inner)?;
-        Ok(Self { inner, pieces, bos_token_id })
+        // A name holds at least one byte for each byte of text.
+        let max_token_bytes = inner.get_vocab(true).keys().map(String::len).max().unwrap_or(1);
+        Ok(Self { inner, pieces, bos_token_id, max_token_bytes })
     }
 
     /// Like [`load`](Self::load); `None` where `folder` has no `tokenizer.json`.
@@ -127,8 +130,7 @@ impl Tokenizer {
     /// has more than `n` tokens.
     #[must_use]
     pub fn max_token_bytes(&self) -> usize {
-        // A name holds at least one byte for each byte of text.
-        self.inner.get_vocab(true).keys().map(String::len).max().unwrap_or(1)
+        self.max_token_bytes
     }
 
     /// The id that starts every prompt, where the files ask for one.
