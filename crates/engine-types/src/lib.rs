@@ -63,6 +63,7 @@
 mod event;
 mod executor;
 mod ids;
+mod indexer_stats;
 mod outcome;
 mod plan;
 mod request;
@@ -71,6 +72,7 @@ mod spec_stats;
 pub use event::{FinishReason, RequestEvent, TokensEvent, Usage};
 pub use executor::{ExecutorError, ExecutorLimits, StepExecutor};
 pub use ids::{BlockId, RequestId, Span, StepId, TokenId};
+pub use indexer_stats::{IndexerCounts, IndexerStats};
 pub use outcome::{OutcomeRow, StepOutcome};
 pub use plan::{PlanRow, RowSpec, StepPlan};
 pub use request::{Request, SamplingParams};

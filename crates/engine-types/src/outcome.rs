@@ -1,6 +1,7 @@
 //! What a step did: per row the accepted run and the drafts for the next step.
 
 use crate::ids::{RequestId, Span, TokenId};
+use crate::indexer_stats::IndexerStats;
 
 /// One request's result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct OutcomeRow {
 /// One step's result. Every row of the plan has one row here, in any order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepOutcome {
+    /// What the indexers of sparse attention did in this step.
+    pub indexer: IndexerStats,
     rows: Vec<OutcomeRow>,
     tokens: Vec<TokenId>,
     drafts: Vec<TokenId>,
@@ -24,6 +27,7 @@ pub struct StepOutcome {
 impl StepOutcome {
     /// Empties the outcome and keeps its buffers.
     pub fn clear(&mut self) {
+        self.indexer = IndexerStats::default();
         self.rows.clear();
         self.tokens.clear();
         self.drafts.clear();

@@ -7,8 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 
 use engine_types::{
-    ExecutorError, FinishReason, RequestEvent, RequestId, SpecDecodeStats, StepExecutor,
-    StepOutcome, StepPlan, Usage,
+    ExecutorError, FinishReason, IndexerStats, RequestEvent, RequestId, SpecDecodeStats,
+    StepExecutor, StepOutcome, StepPlan, Usage,
 };
 use scheduler::Scheduler;
 
@@ -36,6 +36,7 @@ pub(crate) struct Runner<X> {
     commands: Commands,
     n_steps: u64,
     n_failed_steps: u64,
+    indexer: IndexerStats,
 }
 
 impl<X: StepExecutor> Runner<X> {
@@ -51,6 +52,7 @@ impl<X: StepExecutor> Runner<X> {
             commands: Commands::default(),
             n_steps: 0,
             n_failed_steps: 0,
+            indexer: IndexerStats::default(),
         }
     }
 
@@ -138,7 +140,10 @@ impl<X: StepExecutor> Runner<X> {
         }
         self.n_steps += 1;
         match self.executor.execute(&self.plan, &mut self.outcome) {
-            Ok(()) => self.scheduler.apply(&self.plan, &self.outcome, &mut self.events),
+            Ok(()) => {
+                self.indexer += &self.outcome.indexer;
+                self.scheduler.apply(&self.plan, &self.outcome, &mut self.events);
+            }
             Err(ExecutorError::Step(message)) => {
                 self.n_failed_steps += 1;
                 self.scheduler.fail_step(&self.plan, &message, &mut self.events);
@@ -189,6 +194,7 @@ impl<X: StepExecutor> Runner<X> {
             scheduler: self.scheduler.stats(),
             n_steps: self.n_steps,
             n_failed_steps: self.n_failed_steps,
+            indexer: self.indexer,
             ..EngineStats::default()
         };
         *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;

@@ -1,5 +1,6 @@
 //! A snapshot of an engine.
 
+use engine_types::IndexerStats;
 use scheduler::SchedulerStats;
 
 /// A snapshot of an engine, as of its last step or command.
@@ -11,6 +12,8 @@ pub struct EngineStats {
     pub n_steps: u64,
     /// Steps that failed.
     pub n_failed_steps: u64,
+    /// What the indexers of sparse attention did, over all steps that did not fail.
+    pub indexer: IndexerStats,
     /// Requests accepted and not yet finished, those still in the inbox included.
     pub n_unfinished: usize,
     /// Whether the engine thread runs.

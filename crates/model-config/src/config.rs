@@ -77,6 +77,8 @@ pub struct ModelConfig {
     pub bos_token_id: Option<u32>,
     /// Attention of every layer, the MTP layers included.
     pub attention: MlaConfig,
+    /// Sparse attention; `None` if every row attends all keys that it sees.
+    pub dsa: Option<DsaConfig>,
     /// Rotary positions of every layer.
     pub rope: RopeConfig,
     /// The mixture of experts; `None` if every layer is dense.
@@ -112,6 +114,34 @@ impl MlaConfig {
     pub fn cache_width(&self) -> usize {
         self.kv_lora_rank + self.qk_rope_head_dim
     }
+}
+
+/// DeepSeek sparse attention (DSA): an indexer scores all keys that a row sees, and the row attends
+/// the best of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DsaConfig {
+    /// Keys that a row attends at most.
+    pub index_topk: usize,
+    /// Query heads of an indexer; its key is shared by all.
+    pub index_n_heads: usize,
+    /// Width of an indexer head; the first `qk_rope_head_dim` values are rotated.
+    pub index_head_dim: usize,
+    /// Pairs of the indexer's rotation are (0,1), (2,3), ... if true; (0, d/2), ... if false.
+    pub rope_interleaved: bool,
+    /// Which layers of the target select keys for themselves, `[num_hidden_layers]`; the first
+    /// one does. MTP layers always do.
+    pub indexer_kinds: Vec<IndexerKind>,
+    /// Draft steps after the first reuse its selection.
+    pub index_share_for_mtp_iteration: bool,
+}
+
+/// Where a layer has its selection of keys from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IndexerKind {
+    /// From an indexer of its own, with weights and an index cache.
+    Full,
+    /// From the last full layer before it.
+    Shared,
 }
 
 /// Rotary positions.
@@ -207,6 +237,15 @@ impl ModelConfig {
     pub fn is_moe_layer(&self, layer_idx: usize) -> bool {
         self.moe.as_ref().is_some_and(|moe| {
             layer_idx >= moe.first_k_dense_replace && layer_idx.is_multiple_of(moe.moe_layer_freq)
+        })
+    }
+
+    /// Whether a layer has an indexer of its own, and so an index cache. MTP layer `i` counts as
+    /// layer `num_hidden_layers + i`.
+    #[must_use]
+    pub fn has_indexer(&self, layer_idx: usize) -> bool {
+        self.dsa.as_ref().is_some_and(|dsa| {
+            dsa.indexer_kinds.get(layer_idx).is_none_or(|&kind| kind == IndexerKind::Full)
         })
     }
 

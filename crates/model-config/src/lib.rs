@@ -42,7 +42,8 @@ mod validate;
 mod tests;
 
 pub use config::{
-    Architecture, MlaConfig, ModelConfig, MoeConfig, RopeConfig, StoredDtype, YarnConfig,
+    Architecture, DsaConfig, IndexerKind, MlaConfig, ModelConfig, MoeConfig, RopeConfig,
+    StoredDtype, YarnConfig,
 };
 pub use error::ConfigError;
 pub use expected_tensors::{LoadDtype, TensorSpec};

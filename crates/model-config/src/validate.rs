@@ -45,6 +45,7 @@ impl ModelConfig {
             eos_token_ids: eos_token_ids(raw, vocab_size)?,
             bos_token_id: raw.bos_token_id,
             attention: attention(raw)?,
+            dsa: None,
             rope: rope(raw)?,
             moe: moe(raw, num_hidden_layers)?,
         })

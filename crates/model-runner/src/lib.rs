@@ -44,5 +44,5 @@ mod tests;
 
 pub use error::RunnerError;
 pub use kv_cache::KvInit;
-pub use limits::{AttentionChoice, RunnerOptions};
+pub use limits::{AttentionChoice, IndexCacheDtype, RunnerOptions};
 pub use runner::Runner;

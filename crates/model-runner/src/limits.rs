@@ -2,6 +2,7 @@
 
 use engine_types::{ExecutorLimits, MAX_SPECULATIVE_TOKENS};
 use model_config::ModelConfig;
+use spec_decode::IndexShare;
 
 use crate::error::RunnerError;
 use crate::kv_cache::KvInit;
@@ -28,6 +29,20 @@ pub struct RunnerOptions {
     pub attention: AttentionChoice,
     /// What fresh KV caches hold.
     pub kv_init: KvInit,
+    /// Whether draft steps after the first reuse its selection of keys.
+    pub index_share: IndexShare,
+    /// How index keys are stored.
+    pub index_cache_dtype: IndexCacheDtype,
+}
+
+/// How the index keys of sparse attention are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IndexCacheDtype {
+    /// In the dtype that the model computes in.
+    #[default]
+    Auto,
+    /// As 8-bit floats (e4m3) with one float32 scale, a power of two, for each token.
+    Fp8,
 }
 
 /// Which attention backend a runner uses.
@@ -52,6 +67,8 @@ impl Default for RunnerOptions {
             num_speculative_tokens: 0,
             attention: AttentionChoice::Auto,
             kv_init: KvInit::Zero,
+            index_share: IndexShare::Auto,
+            index_cache_dtype: IndexCacheDtype::Auto,
         }
     }
 }

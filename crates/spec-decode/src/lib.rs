@@ -28,12 +28,14 @@
 
 mod draft_model;
 mod error;
+mod index_share;
 mod metadata;
 mod proposer;
 mod rejection;
 
 pub use draft_model::{DraftError, DraftInput, DraftModel};
 pub use error::SpecDecodeError;
+pub use index_share::{DraftMethod, IndexShare, IndexShareFacts};
 pub use metadata::SpecDecodeMetadata;
 pub use proposer::{DraftSeq, EagleProposer};
 pub use rejection::AcceptedRuns;
