@@ -190,7 +190,27 @@ impl YarnConfig {
     }
 }
 
-/// A mixture of experts with sigmoid scores and the noaux_tc choice (score plus correction bias).
+/// How the logits of a router become scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScoring {
+    /// Each expert for itself.
+    Sigmoid,
+    /// Over all experts.
+    Softmax,
+}
+
+/// How a router chooses experts by their scores. Weights are always the scores themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertChoice {
+    /// By score plus correction bias; a group's score is the sum of its two best.
+    NoauxTc,
+    /// By score among all experts; groups have no say.
+    Greedy,
+    /// By score within the kept groups; a group's score is its best.
+    GroupLimitedGreedy,
+}
+
+/// A mixture of experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MoeConfig {
     /// Routed experts of a layer.
@@ -210,10 +230,22 @@ pub struct MoeConfig {
     pub routed_scaling_factor: f64,
     /// Divide the chosen scores by their sum before scaling.
     pub norm_topk_prob: bool,
+    /// How the router scores.
+    pub scoring: RouterScoring,
+    /// How the router chooses.
+    pub choice: ExpertChoice,
     /// Layers from this one on may be MoE.
     pub first_k_dense_replace: usize,
     /// Of those, the layers whose index is a multiple of this are MoE.
     pub moe_layer_freq: usize,
+}
+
+impl MoeConfig {
+    /// Whether routers have a correction bias, `gate.e_score_correction_bias`.
+    #[must_use]
+    pub fn has_correction_bias(&self) -> bool {
+        self.choice == ExpertChoice::NoauxTc
+    }
 }
 
 impl ModelConfig {

@@ -144,7 +144,9 @@ impl SpecList {
         let hidden = config.hidden_size;
         let n_experts = moe.n_routed_experts;
         self.add_float32(format!("{prefix}.gate.weight"), &[n_experts, hidden]);
-        self.add_float32(format!("{prefix}.gate.e_score_correction_bias"), &[n_experts]);
+        if moe.has_correction_bias() {
+            self.add_float32(format!("{prefix}.gate.e_score_correction_bias"), &[n_experts]);
+        }
         for expert_idx in 0..n_experts {
             let expert = format!("{prefix}.experts.{expert_idx}");
             self.mlp(&expert, hidden, moe.moe_intermediate_size);

@@ -42,8 +42,8 @@ mod validate;
 mod tests;
 
 pub use config::{
-    Architecture, DsaConfig, IndexerKind, MlaConfig, ModelConfig, MoeConfig, RopeConfig,
-    StoredDtype, YarnConfig,
+    Architecture, DsaConfig, ExpertChoice, IndexerKind, MlaConfig, ModelConfig, MoeConfig,
+    RopeConfig, RouterScoring, StoredDtype, YarnConfig,
 };
 pub use error::ConfigError;
 pub use expected_tensors::{LoadDtype, TensorSpec};

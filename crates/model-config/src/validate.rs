@@ -1,6 +1,8 @@
 //! Second stage: refuse what contradicts itself or cannot be run, and fill in the defaults.
 
-use crate::config::{Architecture, MlaConfig, ModelConfig, MoeConfig, StoredDtype};
+use crate::config::{
+    Architecture, ExpertChoice, MlaConfig, ModelConfig, MoeConfig, RouterScoring, StoredDtype,
+};
 use crate::error::ConfigError;
 use crate::raw::RawConfig;
 use crate::rope::rope;
@@ -76,16 +78,9 @@ fn refuse_unsupported(raw: &RawConfig) -> Result<(), ConfigError> {
     if raw.attention_bias == Some(true) {
         return Err(raw.unsupported("attention_bias", "is true; only false is supported"));
     }
-    let only = [
-        ("hidden_act", &raw.hidden_act, "silu"),
-        ("scoring_func", &raw.scoring_func, "sigmoid"),
-        ("topk_method", &raw.topk_method, "noaux_tc"),
-    ];
-    for (field, value, supported) in only {
-        if let Some(value) = value.as_deref().filter(|value| *value != supported) {
-            let reason = format!("is `{value}`; only `{supported}` is supported");
-            return Err(raw.unsupported(field, reason));
-        }
+    if let Some(value) = raw.hidden_act.as_deref().filter(|value| *value != "silu") {
+        let reason = format!("is `{value}`; only `silu` is supported");
+        return Err(raw.unsupported("hidden_act", reason));
     }
     Ok(())
 }
@@ -243,6 +238,8 @@ fn moe(raw: &RawConfig, num_hidden_layers: usize) -> Result<Option<MoeConfig>, C
             DEFAULT_ROUTED_SCALING_FACTOR,
         )?,
         norm_topk_prob: raw.norm_topk_prob.unwrap_or(true),
+        scoring: router_scoring(raw)?,
+        choice: expert_choice(raw)?,
         first_k_dense_replace: count(raw, "first_k_dense_replace", raw.first_k_dense_replace)?,
         moe_layer_freq: size(raw, "moe_layer_freq", raw.moe_layer_freq.or(Some(1)))?,
     };
@@ -250,6 +247,29 @@ fn moe(raw: &RawConfig, num_hidden_layers: usize) -> Result<Option<MoeConfig>, C
     at_most(raw, "n_routed_experts", config.n_routed_experts, n_experts_max)?;
     check_moe(raw, &config, num_hidden_layers)?;
     Ok(Some(config))
+}
+
+fn router_scoring(raw: &RawConfig) -> Result<RouterScoring, ConfigError> {
+    match raw.scoring_func.as_deref() {
+        None | Some("sigmoid") => Ok(RouterScoring::Sigmoid),
+        Some("softmax") => Ok(RouterScoring::Softmax),
+        Some(other) => {
+            let reason = format!("is `{other}`; use sigmoid or softmax");
+            Err(raw.unsupported("scoring_func", reason))
+        }
+    }
+}
+
+fn expert_choice(raw: &RawConfig) -> Result<ExpertChoice, ConfigError> {
+    match raw.topk_method.as_deref() {
+        None | Some("noaux_tc") => Ok(ExpertChoice::NoauxTc),
+        Some("greedy") => Ok(ExpertChoice::Greedy),
+        Some("group_limited_greedy") => Ok(ExpertChoice::GroupLimitedGreedy),
+        Some(other) => {
+            let reason = format!("is `{other}`; use noaux_tc, greedy or group_limited_greedy");
+            Err(raw.unsupported("topk_method", reason))
+        }
+    }
 }
 
 fn check_moe(
