@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use engine_types::{
-    ExecutorError, ExecutorLimits, FinishReason, Request, RequestEvent, RequestId, SamplingParams,
-    StepExecutor, StepOutcome, StepPlan,
+    ExecutorError, ExecutorLimits, FinishReason, IndexerCounts, Request, RequestEvent, RequestId,
+    SamplingParams, StepExecutor, StepOutcome, StepPlan,
 };
 use scheduler::SchedulerConfig;
 
@@ -19,6 +19,9 @@ const OK: u8 = 0;
 const FAIL_STEP: u8 = 1;
 const FAIL_FOR_GOOD: u8 = 2;
 const PANIC: u8 = 3;
+
+/// What the executor's indexers do in each step, a failing one included.
+const LAUNCH: IndexerCounts = IndexerCounts { n_launches: 1, n_rows: 2, n_scored_keys: 30 };
 
 /// Counts up, 1 ms a step, and fails when told to.
 struct Counting(Arc<AtomicU8>);
@@ -39,13 +42,15 @@ impl StepExecutor for Counting {
 
     fn execute(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
         std::thread::sleep(Duration::from_millis(1));
+        outcome.clear();
+        outcome.indexer.target_verify = LAUNCH;
+        outcome.indexer.draft_steps[2] = LAUNCH;
         match self.0.swap(OK, Ordering::SeqCst) {
             FAIL_STEP => return Err(ExecutorError::Step("no luck".into())),
             FAIL_FOR_GOOD => return Err(ExecutorError::Fatal("burnt out".into())),
             PANIC => panic!("as the test asked"),
             _ => {}
         }
-        outcome.clear();
         for row in plan.rows() {
             let next = plan.tokens(row).last().expect("[INV-6]") + 1;
             let run = if row.samples { vec![next] } else { vec![] };
@@ -172,6 +177,24 @@ fn a_failed_step_fails_its_rows_only() {
     let failed = FinishReason::Failed("no luck".into());
     assert_eq!(reasons, [failed.clone(), failed, FinishReason::MaxTokens]);
     assert_eq!(handle.stats().n_failed_steps, 1);
+}
+
+#[test]
+fn what_indexers_did_adds_up_over_the_steps_that_did_not_fail() {
+    let (handle, thread, fault) = start(8);
+    let (_, long) = submit(&handle, 50);
+    wait_until(|| handle.stats().n_steps > 3);
+    fault.store(FAIL_STEP, Ordering::SeqCst);
+    assert_eq!(read(long).1, FinishReason::Failed("no luck".into()));
+    assert_eq!(read(submit(&handle, 5).1).1, FinishReason::MaxTokens);
+    thread.drain();
+    let stats = handle.stats();
+    let n = stats.n_steps - 1;
+    let sum = IndexerCounts { n_launches: n, n_rows: 2 * n, n_scored_keys: 30 * n };
+    assert_eq!(stats.indexer.target_verify, sum);
+    assert_eq!(stats.indexer.draft_steps[2], sum);
+    assert_eq!(stats.indexer.draft(), sum);
+    assert_eq!(stats.indexer.target_prefill, IndexerCounts::default());
 }
 
 #[test]

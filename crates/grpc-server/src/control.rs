@@ -33,6 +33,8 @@ impl ControlService for Control {
             num_speculative_tokens: self.engine.request_rules().num_speculative_tokens,
             dtype: model.dtype,
             has_tokenizer: self.has_tokenizer,
+            index_topk: model.index_topk,
+            index_share: model.index_share,
         }))
     }
 
@@ -55,6 +57,6 @@ impl ControlService for Control {
         &self,
         _request: Request<pb::GetStatsRequest>,
     ) -> Result<Response<pb::GetStatsResponse>, Status> {
-        Ok(Response::new(convert::stats(&self.engine)))
+        Ok(Response::new(convert::stats(&self.engine, self.model.index_topk > 0)))
     }
 }

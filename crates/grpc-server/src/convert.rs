@@ -1,8 +1,10 @@
 //! Domain values to proto messages.
 
 use engine::EngineHandle;
-use engine_types::{FinishReason, MAX_SPECULATIVE_TOKENS, SpecDecodeStats, Usage};
-use grpc_api::control::v1::GetStatsResponse;
+use engine_types::{
+    FinishReason, IndexerCounts, IndexerStats, MAX_SPECULATIVE_TOKENS, SpecDecodeStats, Usage,
+};
+use grpc_api::control::v1 as control;
 use grpc_api::inference::v1 as pb;
 
 /// How an output ended, apart from failures.
@@ -59,13 +61,29 @@ pub(crate) fn speculation(stats: &SpecDecodeStats) -> pb::SpeculationStats {
     }
 }
 
-/// Load and totals of an engine.
-pub(crate) fn stats(engine: &EngineHandle) -> GetStatsResponse {
+/// What the indexers did, without draft steps that the server does not have.
+fn indexer(stats: &IndexerStats, num_speculative_tokens: u32) -> control::IndexerStats {
+    let counts = |counts: &IndexerCounts| control::IndexerCounts {
+        launches: counts.n_launches,
+        rows: counts.n_rows,
+        scored_keys: counts.n_scored_keys,
+    };
+    let draft_steps = stats.draft_steps.iter().take(num_speculative_tokens as usize);
+    control::IndexerStats {
+        target_prefill: Some(counts(&stats.target_prefill)),
+        target_verify: Some(counts(&stats.target_verify)),
+        draft_steps: draft_steps.map(counts).collect(),
+    }
+}
+
+/// Load and totals of an engine, the work of indexers among them where its model has any.
+pub(crate) fn stats(engine: &EngineHandle, has_indexer: bool) -> control::GetStatsResponse {
     let stats = engine.stats();
     let scheduler = &stats.scheduler;
     // Requests that the engine thread has not looked at yet wait as well.
     let n_waiting = stats.n_unfinished.saturating_sub(scheduler.n_running);
-    GetStatsResponse {
+    let num_speculative_tokens = engine.request_rules().num_speculative_tokens;
+    control::GetStatsResponse {
         alive: stats.is_alive,
         running_requests: u32::try_from(scheduler.n_running).unwrap_or(u32::MAX),
         waiting_requests: u32::try_from(n_waiting).unwrap_or(u32::MAX),
@@ -78,5 +96,6 @@ pub(crate) fn stats(engine: &EngineHandle) -> GetStatsResponse {
         completion_tokens: scheduler.n_generated_tokens,
         preemptions: scheduler.n_preemptions,
         speculation: Some(speculation(&scheduler.spec_decode)),
+        indexer: has_indexer.then(|| indexer(&stats.indexer, num_speculative_tokens)),
     }
 }

@@ -40,6 +40,10 @@ pub struct ModelInfo {
     pub eos_token_ids: Vec<u32>,
     /// Compute and KV cache type, such as `bfloat16`.
     pub dtype: String,
+    /// Keys that a token attends at most; 0 where attention is dense.
+    pub index_topk: u32,
+    /// Whether draft steps after the first reuse its selection of keys.
+    pub index_share: bool,
 }
 
 /// What is served.

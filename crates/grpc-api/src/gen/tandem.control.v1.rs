@@ -31,6 +31,12 @@ pub struct GetModelInfoResponse {
     /// Whether prompts may be text, and outputs have text.
     #[prost(bool, tag = "8")]
     pub has_tokenizer: bool,
+    /// Keys that a token attends at most under sparse attention; 0 where attention is dense.
+    #[prost(uint32, tag = "9")]
+    pub index_topk: u32,
+    /// Whether draft steps after the first reuse its selection of keys, as the engine runs.
+    #[prost(bool, tag = "10")]
+    pub index_share: bool,
 }
 /// Empty.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -99,6 +105,37 @@ pub struct GetStatsResponse {
     /// What drafting did, over all requests.
     #[prost(message, optional, tag = "12")]
     pub speculation: ::core::option::Option<super::super::inference::v1::SpeculationStats>,
+    /// What the indexers of sparse attention did, over all requests; unset where attention is dense.
+    #[prost(message, optional, tag = "13")]
+    pub indexer: ::core::option::Option<IndexerStats>,
+}
+/// Work of the indexers by the kind of the forward pass. A step that failed adds nothing.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct IndexerStats {
+    /// Target passes with at least one prefill chunk; verify windows beside it count here, too.
+    #[prost(message, optional, tag = "1")]
+    pub target_prefill: ::core::option::Option<IndexerCounts>,
+    /// Target passes of verify windows and single decodes only.
+    #[prost(message, optional, tag = "2")]
+    pub target_verify: ::core::option::Option<IndexerCounts>,
+    /// Passes of the MTP layers by draft step, one entry for each of the server's
+    /// num_speculative_tokens. Where draft steps share a selection, all entries after the first are 0.
+    #[prost(message, repeated, tag = "3")]
+    pub draft_steps: ::prost::alloc::vec::Vec<IndexerCounts>,
+}
+/// Work of the indexers in one kind of forward pass.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct IndexerCounts {
+    /// Runs of an indexer over the rows of a pass, one for each layer that has an indexer.
+    #[prost(uint64, tag = "1")]
+    pub launches: u64,
+    /// Query rows for which keys were selected, over all launches.
+    #[prost(uint64, tag = "2")]
+    pub rows: u64,
+    /// Keys whose score was computed, over all rows. A row that sees no more than index_topk keys
+    /// selects them all and scores none.
+    #[prost(uint64, tag = "3")]
+    pub scored_keys: u64,
 }
 /// Generated client implementations.
 pub mod control_service_client {

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
-use engine_types::{ExecutorError, ExecutorLimits, StepExecutor, StepOutcome, StepPlan};
+use engine_types::{
+    ExecutorError, ExecutorLimits, IndexerCounts, StepExecutor, StepOutcome, StepPlan,
+};
 use grpc_api::inference::v1::generate_stream_request::Prompt;
 use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
 use grpc_api::inference::v1::{GenerateRequest, GenerateStreamRequest, StoppingParams, TokenIds};
@@ -23,6 +25,12 @@ pub(crate) const OK: u8 = 0;
 pub(crate) const FAIL_STEP: u8 = 1;
 pub(crate) const FAIL_FOR_GOOD: u8 = 2;
 pub(crate) const PANIC: u8 = 3;
+
+/// What the executor says that its indexers did in every step, apart from prefill.
+pub(crate) const VERIFY: IndexerCounts =
+    IndexerCounts { n_launches: 2, n_rows: 8, n_scored_keys: 500 };
+pub(crate) const DRAFT: IndexerCounts =
+    IndexerCounts { n_launches: 1, n_rows: 4, n_scored_keys: 30 };
 
 /// Predicts the successor; drafts are right except for multiples of 5.
 pub(crate) struct Counting {
@@ -48,6 +56,8 @@ impl StepExecutor for Counting {
             _ => {}
         }
         outcome.clear();
+        outcome.indexer.target_verify = VERIFY;
+        outcome.indexer.draft_steps[1] = DRAFT;
         for row in plan.rows() {
             let drafts = plan.drafts(row);
             let mut last = plan.tokens(row)[(row.n_query - row.n_draft) as usize - 1];
@@ -80,6 +90,8 @@ pub(crate) struct Setup {
     pub(crate) max_queued_requests: u32,
     pub(crate) serve: ServeConfig,
     pub(crate) tokenizer: bool,
+    /// 0 is a model with dense attention.
+    pub(crate) index_topk: u32,
 }
 
 impl Default for Setup {
@@ -99,6 +111,7 @@ impl Default for Setup {
             max_queued_requests: 16,
             serve: ServeConfig::default(),
             tokenizer: false,
+            index_topk: 0,
         }
     }
 }
@@ -135,7 +148,12 @@ impl Server {
         let service = Service {
             engine: engine.clone(),
             tokenizer: setup.tokenizer.then(|| Arc::new(tiny_tokenizer())),
-            model: ModelInfo { served_model_name: "counting".into(), ..ModelInfo::default() },
+            model: ModelInfo {
+                served_model_name: "counting".into(),
+                index_topk: setup.index_topk,
+                index_share: setup.index_topk > 0,
+                ..ModelInfo::default()
+            },
         };
         let serving = tokio::spawn(async move {
             let stopped = async { stopped.await.unwrap_or_default() };

@@ -1,12 +1,14 @@
 //! Requests that go well.
 
+use engine_types::IndexerCounts;
+use grpc_api::control::v1 as pb;
 use grpc_api::control::v1::control_service_client::ControlServiceClient;
 use grpc_api::control::v1::{GetModelInfoRequest, GetServerInfoRequest, GetStatsRequest};
 use grpc_api::inference::v1::generate_stream_request::Prompt;
 use grpc_api::inference::v1::generate_stream_response::Event;
 use grpc_api::inference::v1::{FinishReason, SpeculationParams, TokenIds};
 
-use crate::harness::{Server, Setup, VOCAB, streaming, unary};
+use crate::harness::{DRAFT, Server, Setup, VERIFY, VOCAB, streaming, unary};
 
 #[tokio::test]
 async fn a_stream_is_one_message_a_step_and_a_last_one() {
@@ -106,4 +108,26 @@ async fn the_server_describes_itself() {
     let stats = control.get_stats(GetStatsRequest {}).await.unwrap().into_inner();
     assert!(stats.alive && stats.steps >= 2);
     assert_eq!((stats.finished_requests, stats.completion_tokens, stats.used_blocks), (1, 3, 0));
+    assert_eq!((model.index_topk, model.index_share), (0, false));
+    assert_eq!(stats.indexer, None, "attention is dense");
+}
+
+#[tokio::test]
+async fn what_indexers_did_is_told_of_models_that_have_them() {
+    let server = Server::start(Setup { index_topk: 64, ..Setup::default() }).await;
+    server.check_serves().await;
+    let mut control = ControlServiceClient::new(server.channel.clone());
+    let model = control.get_model_info(GetModelInfoRequest {}).await.unwrap().into_inner();
+    assert_eq!((model.index_topk, model.index_share), (64, true));
+    let stats = control.get_stats(GetStatsRequest {}).await.unwrap().into_inner();
+    let indexer = stats.indexer.unwrap();
+    let after_steps = |counts: IndexerCounts| pb::IndexerCounts {
+        launches: stats.steps * counts.n_launches,
+        rows: stats.steps * counts.n_rows,
+        scored_keys: stats.steps * counts.n_scored_keys,
+    };
+    let none = pb::IndexerCounts::default();
+    assert_eq!(indexer.target_prefill, Some(none));
+    assert_eq!(indexer.target_verify, Some(after_steps(VERIFY)));
+    assert_eq!(indexer.draft_steps, [none, after_steps(DRAFT), none], "as many as drafts a step");
 }
