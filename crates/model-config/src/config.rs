@@ -10,8 +10,12 @@ use crate::raw::RawConfig;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Architecture {
-    /// DeepSeek-V3 and R1: dense MLA attention, noaux_tc router, MTP layers.
+    /// DeepSeek-V3 and R1: MLA attention, routed experts, MTP layers.
     DeepseekV3,
+    /// DeepSeek-V3.2: the same, and always sparse attention.
+    DeepseekV32,
+    /// GLM-5, GLM-5.1 and GLM-5.2: the same as DeepSeek-V3.2 with other defaults.
+    GlmMoeDsa,
 }
 
 /// The dtype that a config declares for the tensors of its checkpoint.
@@ -222,13 +226,17 @@ pub struct MoeConfig {
     pub n_shared_experts: usize,
     /// Inner width of one expert.
     pub moe_intermediate_size: usize,
-    /// Groups that the experts are divided into; 1 if choice is not limited to groups.
+    /// Groups that the experts are divided into; 1 if choice is not limited to groups, and always
+    /// for [`ExpertChoice::Greedy`].
     pub n_group: usize,
     /// Groups that a token may choose from.
     pub topk_group: usize,
     /// What expert weights are multiplied by.
     pub routed_scaling_factor: f64,
-    /// Divide the chosen scores by their sum before scaling.
+    /// Divide the chosen scores by their sum before scaling, whatever the scoring and the choice.
+    /// (Readers of DeepSeek-V2 configs differ: transformers never divides for that family,
+    /// DeepSeek's own code divides and then does not scale. Configs of the types supported here
+    /// mean both.)
     pub norm_topk_prob: bool,
     /// How the router scores.
     pub scoring: RouterScoring,
@@ -245,6 +253,11 @@ impl MoeConfig {
     #[must_use]
     pub fn has_correction_bias(&self) -> bool {
         self.choice == ExpertChoice::NoauxTc
+    }
+
+    /// As [`ModelConfig::is_moe_layer`].
+    pub(crate) fn is_moe_layer(&self, layer_idx: usize) -> bool {
+        layer_idx >= self.first_k_dense_replace && layer_idx.is_multiple_of(self.moe_layer_freq)
     }
 }
 
@@ -267,9 +280,7 @@ impl ModelConfig {
     /// `num_hidden_layers + i`.
     #[must_use]
     pub fn is_moe_layer(&self, layer_idx: usize) -> bool {
-        self.moe.as_ref().is_some_and(|moe| {
-            layer_idx >= moe.first_k_dense_replace && layer_idx.is_multiple_of(moe.moe_layer_freq)
-        })
+        self.moe.as_ref().is_some_and(|moe| moe.is_moe_layer(layer_idx))
     }
 
     /// Whether a layer has an indexer of its own, and so an index cache. MTP layer `i` counts as
@@ -288,7 +299,23 @@ impl ModelConfig {
         plain * self.rope.yarn.as_ref().map_or(1.0, YarnConfig::softmax_scale_factor)
     }
 
-    /// Bytes of KV cache a token, over all layers and the MTP layers.
+    /// Layers with an indexer of their own, the MTP layers included.
+    #[must_use]
+    pub fn num_index_layers(&self) -> usize {
+        let n_layers = self.num_hidden_layers + self.num_mtp_layers;
+        (0..n_layers).filter(|&layer_idx| self.has_indexer(layer_idx)).count()
+    }
+
+    /// Bytes of index keys a token, over all layers with an indexer and the MTP layers;
+    /// `n_bytes_per_key` is what one key of `index_head_dim` values takes with its scale, if it
+    /// has one. 0 if attention is not sparse.
+    #[must_use]
+    pub fn index_bytes_per_token(&self, n_bytes_per_key: usize) -> usize {
+        self.num_index_layers() * n_bytes_per_key
+    }
+
+    /// Bytes of latent KV cache a token, over all layers and the MTP layers; index keys come on
+    /// top ([`ModelConfig::index_bytes_per_token`]).
     #[must_use]
     pub fn kv_bytes_per_token(&self, n_bytes_per_value: usize) -> usize {
         let n_layers = self.num_hidden_layers + self.num_mtp_layers;

@@ -1,13 +1,15 @@
 //! The tensors that a validated model must bring, by name and shape.
 
-use crate::config::ModelConfig;
+use crate::config::{DsaConfig, ModelConfig};
 
 /// The dtype a tensor is loaded in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadDtype {
     /// The dtype that the model computes in.
     Model,
-    /// Always float32: router weights and biases, whose scores are compared in float32.
+    /// Always float32: router weights and biases, whose scores are compared in float32, and the
+    /// norm of index keys. That norm runs in float32, its parameters are stored so and are few;
+    /// rounding them would move scores and so swap selected keys.
     Float32,
 }
 
@@ -111,6 +113,9 @@ impl SpecList {
         let hidden = config.hidden_size;
         self.add(format!("{layer}.input_layernorm.weight"), &[hidden]);
         self.attention(config, &format!("{layer}.self_attn"));
+        if config.has_indexer(layer_idx) {
+            self.indexer(config, &format!("{layer}.self_attn.indexer"));
+        }
         self.add(format!("{layer}.post_attention_layernorm.weight"), &[hidden]);
         if config.is_moe_layer(layer_idx) {
             self.experts(config, &format!("{layer}.mlp"));
@@ -137,6 +142,20 @@ impl SpecList {
         self.add(format!("{prefix}.kv_a_layernorm.weight"), &[kv_rank]);
         self.add(format!("{prefix}.kv_b_proj.weight"), &[kv_width, kv_rank]);
         self.add(format!("{prefix}.o_proj.weight"), &[hidden, mla.num_heads * mla.v_head_dim]);
+    }
+
+    fn indexer(&mut self, config: &ModelConfig, prefix: &str) {
+        let (Some(dsa), Some(q_lora_rank)) = (&config.dsa, config.attention.q_lora_rank) else {
+            return;
+        };
+        let DsaConfig { index_n_heads, index_head_dim, .. } = *dsa;
+        let hidden = config.hidden_size;
+        let q_width = index_n_heads * index_head_dim;
+        self.add(format!("{prefix}.wq_b.weight"), &[q_width, q_lora_rank]);
+        self.add(format!("{prefix}.wk.weight"), &[index_head_dim, hidden]);
+        self.add_float32(format!("{prefix}.k_norm.weight"), &[index_head_dim]);
+        self.add_float32(format!("{prefix}.k_norm.bias"), &[index_head_dim]);
+        self.add(format!("{prefix}.weights_proj.weight"), &[index_n_heads, hidden]);
     }
 
     fn experts(&mut self, config: &ModelConfig, prefix: &str) {

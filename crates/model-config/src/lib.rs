@@ -11,7 +11,8 @@
 //!
 //! **Invariants** of a [`ModelConfig`]: no size is zero; the experts divide evenly into their
 //! groups and the kept groups hold enough of them to choose from; the rotated part of a head is
-//! even; a scaled rope has a factor of at least 1; every end-of-sequence id is in the vocabulary.
+//! even; sparse attention has a query latent to index with and a first layer that selects; a scaled
+//! rope has a factor of at least 1; every end-of-sequence id is in the vocabulary.
 //!
 //! ```
 //! use model_config::{ModelConfig, RawConfig};
@@ -30,9 +31,11 @@
 //! ```
 
 mod config;
+mod dsa;
 mod error;
 mod expected_tensors;
 mod generation;
+mod moe;
 mod raw;
 mod rope;
 mod summary;
@@ -49,4 +52,4 @@ pub use error::ConfigError;
 pub use expected_tensors::{LoadDtype, TensorSpec};
 pub use generation::GenerationConfig;
 pub use raw::RawConfig;
-pub use summary::ConfigSummary;
+pub use summary::{ConfigSummary, SparseSummary};

@@ -25,6 +25,14 @@ impl TokenIds {
     }
 }
 
+/// Letters as one text or as a list, both found in the field `index_topk_pattern`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
+pub(crate) enum Letters {
+    Text(String),
+    List(Vec<String>),
+}
+
 /// Declares [`RawConfig`] and reads each field from the JSON object, so that a field of the wrong
 /// type is refused by name, which deriving `Deserialize` for the whole would not do.
 macro_rules! raw_config {
@@ -91,7 +99,17 @@ raw_config! {
     topk_method: String,
     first_k_dense_replace: usize,
     moe_layer_freq: usize,
+    mlp_layer_types: Vec<String>,
+    layer_types: Vec<String>,
     index_topk: usize,
+    index_n_heads: usize,
+    index_head_dim: usize,
+    indexer_rope_interleave: bool,
+    indexer_types: Vec<String>,
+    index_topk_pattern: Letters,
+    index_topk_freq: usize,
+    index_skip_topk_offset: usize,
+    index_share_for_mtp_iteration: bool,
     quantization_config: Map<String, Value>,
 }
 

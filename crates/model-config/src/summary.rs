@@ -1,9 +1,10 @@
 //! What any raw config says about its model, whether or not this version can run it.
 
-use crate::config::{ModelConfig, StoredDtype};
+use crate::config::{IndexerKind, ModelConfig, StoredDtype};
+use crate::dsa::{LayerCounts, indexer_kinds};
 use crate::error::ConfigError;
 use crate::raw::RawConfig;
-use crate::validate::stored_dtype;
+use crate::validate::{MAX_LAYERS, stored_dtype};
 
 /// A description of a checkpoint from its `config.json` alone. A field is `None` where the file
 /// does not say.
@@ -33,15 +34,64 @@ pub struct ConfigSummary {
     pub n_shared_experts: Option<usize>,
     /// Longest sequence in tokens.
     pub max_position_embeddings: Option<usize>,
-    /// Positions that sparse attention keeps, for models that have it.
-    pub index_topk: Option<usize>,
+    /// Sparse attention; `None` for a model without `index_topk`.
+    pub sparse: Option<SparseSummary>,
     /// `quant_method` of `quantization_config`.
     pub quant_method: Option<String>,
     /// Bytes of KV cache a token in the declared dtype, over all layers and MTP layers; without
-    /// the index keys of sparse attention.
+    /// the index keys of sparse attention ([`SparseSummary::index_bytes_per_token`]).
     pub kv_bytes_per_token: Option<usize>,
     /// Why this version cannot run the model; `None` if it can.
     pub refusal: Option<String>,
+}
+
+/// What a config says about sparse attention. A field is `None` where the file does not say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SparseSummary {
+    /// Keys that a row attends at most.
+    pub index_topk: usize,
+    /// Query heads of an indexer.
+    pub index_n_heads: Option<usize>,
+    /// Width of an indexer head.
+    pub index_head_dim: Option<usize>,
+    /// Layers of the target that select keys for themselves.
+    pub num_full_layers: Option<usize>,
+    /// Layers of the target that use the selection of a layer before them.
+    pub num_shared_layers: Option<usize>,
+    /// Whether draft steps after the first reuse its selection.
+    pub index_share_for_mtp_iteration: bool,
+    /// Bytes of index keys a token in the declared dtype, over the layers that select and the MTP
+    /// layers.
+    pub index_bytes_per_token: Option<usize>,
+}
+
+impl SparseSummary {
+    fn new(raw: &RawConfig, index_topk: usize, dtype: Option<StoredDtype>) -> Self {
+        let num_full_layers = num_full_layers(raw);
+        let index_bytes = |dtype: StoredDtype| {
+            let n_layers = num_full_layers?.checked_add(num_mtp_layers(raw))?;
+            raw.index_head_dim?.checked_mul(n_layers)?.checked_mul(dtype.n_bytes())
+        };
+        Self {
+            index_topk,
+            index_n_heads: raw.index_n_heads,
+            index_head_dim: raw.index_head_dim,
+            num_full_layers,
+            num_shared_layers: raw
+                .num_hidden_layers
+                .zip(num_full_layers)
+                .map(|(n_layers, n_full)| n_layers - n_full),
+            index_share_for_mtp_iteration: raw.index_share_for_mtp_iteration.unwrap_or(false),
+            index_bytes_per_token: dtype.and_then(index_bytes),
+        }
+    }
+}
+
+/// `None` if the schedule of the layers is unusable.
+fn num_full_layers(raw: &RawConfig) -> Option<usize> {
+    let target = raw.num_hidden_layers.filter(|&n_layers| n_layers <= MAX_LAYERS)?;
+    let kinds = indexer_kinds(raw, LayerCounts { target, mtp: num_mtp_layers(raw) }).ok()?;
+    Some(kinds.iter().filter(|&&kind| kind == IndexerKind::Full).count())
 }
 
 impl ConfigSummary {
@@ -64,7 +114,7 @@ impl ConfigSummary {
             num_experts_per_tok: raw.num_experts_per_tok,
             n_shared_experts: raw.n_shared_experts,
             max_position_embeddings: raw.max_position_embeddings,
-            index_topk: raw.index_topk,
+            sparse: raw.index_topk.map(|topk| SparseSummary::new(raw, topk, dtype)),
             quant_method: quant_method(raw),
             kv_bytes_per_token: dtype.and_then(|dtype| kv_bytes_per_token(raw, dtype)),
             refusal: ModelConfig::from_raw(raw).err().map(|error: ConfigError| error.to_string()),

@@ -1,23 +1,18 @@
 //! Second stage: refuse what contradicts itself or cannot be run, and fill in the defaults.
 
-use crate::config::{
-    Architecture, ExpertChoice, MlaConfig, ModelConfig, MoeConfig, RouterScoring, StoredDtype,
-};
+use crate::config::{Architecture, MlaConfig, ModelConfig, StoredDtype};
+use crate::dsa::{LayerCounts, dsa};
 use crate::error::ConfigError;
+use crate::moe::moe;
 use crate::raw::RawConfig;
 use crate::rope::rope;
 use crate::summary::quant_method;
 
 const DEFAULT_MAX_POSITION_EMBEDDINGS: usize = 8_192;
-/// Defaults of the published DeepSeek-V3 configuration class for fields that old files leave out.
-const DEFAULT_RMS_NORM_EPS: f64 = 1e-6;
-const DEFAULT_ROUTED_SCALING_FACTOR: f64 = 2.5;
 /// Larger counts are mistakes; up to it no product of sizes that the models form overflows.
 const MAX_COUNT: usize = 1 << 24;
 /// Bounds what is listed and allocated for a config before its weights are looked at.
-const MAX_LAYERS: usize = 1 << 10;
-/// Routed experts of all layers together; the largest public models have 30 thousand.
-const MAX_EXPERTS: usize = 1 << 20;
+pub(crate) const MAX_LAYERS: usize = 1 << 10;
 
 impl ModelConfig {
     /// Validates a raw config.
@@ -32,6 +27,9 @@ impl ModelConfig {
         let num_hidden_layers = size(raw, "num_hidden_layers", raw.num_hidden_layers)?;
         at_most(raw, "num_hidden_layers", num_hidden_layers, MAX_LAYERS)?;
         let vocab_size = size(raw, "vocab_size", raw.vocab_size)?;
+        let n_layers = LayerCounts { target: num_hidden_layers, mtp: num_mtp_layers(raw)? };
+        let attention = attention(raw)?;
+        let default_eps = default_rms_norm_eps(architecture);
         let max_position = raw.max_position_embeddings.or(Some(DEFAULT_MAX_POSITION_EMBEDDINGS));
         Ok(Self {
             architecture,
@@ -39,35 +37,46 @@ impl ModelConfig {
             hidden_size: size(raw, "hidden_size", raw.hidden_size)?,
             intermediate_size: size(raw, "intermediate_size", raw.intermediate_size)?,
             num_hidden_layers,
-            num_mtp_layers: num_mtp_layers(raw)?,
+            num_mtp_layers: n_layers.mtp,
             max_position_embeddings: size(raw, "max_position_embeddings", max_position)?,
-            rms_norm_eps: positive(raw, "rms_norm_eps", raw.rms_norm_eps, DEFAULT_RMS_NORM_EPS)?,
+            rms_norm_eps: positive(raw, "rms_norm_eps", raw.rms_norm_eps, default_eps)?,
             tie_word_embeddings: raw.tie_word_embeddings.unwrap_or(false),
             dtype: stored_dtype(raw)?,
             eos_token_ids: eos_token_ids(raw, vocab_size)?,
             bos_token_id: raw.bos_token_id,
-            attention: attention(raw)?,
-            dsa: None,
+            dsa: dsa(raw, architecture, &attention, n_layers)?,
+            attention,
             rope: rope(raw)?,
-            moe: moe(raw, num_hidden_layers)?,
+            moe: moe(raw, n_layers)?,
         })
     }
 }
 
 fn architecture(raw: &RawConfig) -> Result<Architecture, ConfigError> {
     let model_type = raw.model_type().ok_or_else(|| raw.missing("model_type"))?;
-    if model_type != "deepseek_v3" {
-        let reason = format!("is `{model_type}`, which is not supported yet; use `deepseek_v3`");
-        return Err(raw.unsupported("model_type", reason));
+    match model_type {
+        "deepseek_v3" => Ok(Architecture::DeepseekV3),
+        "deepseek_v32" => Ok(Architecture::DeepseekV32),
+        "glm_moe_dsa" => Ok(Architecture::GlmMoeDsa),
+        _ => {
+            let reason = format!(
+                "is `{model_type}`, which is not supported; use a model of the type \
+                 `deepseek_v3`, `deepseek_v32` or `glm_moe_dsa`"
+            );
+            Err(raw.unsupported("model_type", reason))
+        }
     }
-    Ok(Architecture::DeepseekV3)
+}
+
+/// Defaults of the published configuration classes for files that leave the field out.
+fn default_rms_norm_eps(architecture: Architecture) -> f64 {
+    match architecture {
+        Architecture::DeepseekV3 | Architecture::DeepseekV32 => 1e-6,
+        Architecture::GlmMoeDsa => 1e-5,
+    }
 }
 
 fn refuse_unsupported(raw: &RawConfig) -> Result<(), ConfigError> {
-    if let Some(topk) = raw.index_topk {
-        let reason = format!("is {topk}: sparse attention (DSA) is not supported yet");
-        return Err(raw.unsupported("index_topk", reason));
-    }
     if let Some(method) = quant_method(raw) {
         let reason = format!(
             "asks for `{method}`: quantised checkpoints are not available yet; use a \
@@ -86,7 +95,11 @@ fn refuse_unsupported(raw: &RawConfig) -> Result<(), ConfigError> {
 }
 
 /// A count that must be given.
-fn count(raw: &RawConfig, field: &str, value: Option<usize>) -> Result<usize, ConfigError> {
+pub(crate) fn count(
+    raw: &RawConfig,
+    field: &str,
+    value: Option<usize>,
+) -> Result<usize, ConfigError> {
     match value {
         None => Err(raw.missing(field)),
         Some(value) if value > MAX_COUNT => {
@@ -96,7 +109,12 @@ fn count(raw: &RawConfig, field: &str, value: Option<usize>) -> Result<usize, Co
     }
 }
 
-fn at_most(raw: &RawConfig, field: &str, value: usize, max: usize) -> Result<(), ConfigError> {
+pub(crate) fn at_most(
+    raw: &RawConfig,
+    field: &str,
+    value: usize,
+    max: usize,
+) -> Result<(), ConfigError> {
     if value <= max {
         Ok(())
     } else {
@@ -128,6 +146,24 @@ pub(crate) fn positive(
     } else {
         Err(raw.invalid(field, format!("is {value}; it must be above 0")))
     }
+}
+
+/// Checks that a list has an entry for every layer of the target, and none behind the MTP layers.
+pub(crate) fn layer_list(
+    raw: &RawConfig,
+    field: &str,
+    list: &[String],
+    n_layers: LayerCounts,
+) -> Result<(), ConfigError> {
+    let LayerCounts { target, mtp } = n_layers;
+    if (target..=target.saturating_add(mtp)).contains(&list.len()) {
+        return Ok(());
+    }
+    let n_entries = list.len();
+    let reason = format!(
+        "has {n_entries} entries for {target} layers and {mtp} MTP layers; give one for each layer"
+    );
+    Err(raw.invalid(field, reason))
 }
 
 /// One value from two spellings of a field, which must not contradict each other.
@@ -218,97 +254,4 @@ fn attention(raw: &RawConfig) -> Result<MlaConfig, ConfigError> {
         return Err(raw.invalid("qk_head_dim", reason));
     }
     Ok(config)
-}
-
-fn moe(raw: &RawConfig, num_hidden_layers: usize) -> Result<Option<MoeConfig>, ConfigError> {
-    if raw.n_routed_experts.is_none() {
-        return Ok(None);
-    }
-    let config = MoeConfig {
-        n_routed_experts: size(raw, "n_routed_experts", raw.n_routed_experts)?,
-        num_experts_per_tok: size(raw, "num_experts_per_tok", raw.num_experts_per_tok)?,
-        n_shared_experts: count(raw, "n_shared_experts", raw.n_shared_experts)?,
-        moe_intermediate_size: size(raw, "moe_intermediate_size", raw.moe_intermediate_size)?,
-        n_group: size(raw, "n_group", raw.n_group.or(Some(1)))?,
-        topk_group: size(raw, "topk_group", raw.topk_group.or(Some(1)))?,
-        routed_scaling_factor: positive(
-            raw,
-            "routed_scaling_factor",
-            raw.routed_scaling_factor,
-            DEFAULT_ROUTED_SCALING_FACTOR,
-        )?,
-        norm_topk_prob: raw.norm_topk_prob.unwrap_or(true),
-        scoring: router_scoring(raw)?,
-        choice: expert_choice(raw)?,
-        first_k_dense_replace: count(raw, "first_k_dense_replace", raw.first_k_dense_replace)?,
-        moe_layer_freq: size(raw, "moe_layer_freq", raw.moe_layer_freq.or(Some(1)))?,
-    };
-    let n_experts_max = MAX_EXPERTS / num_hidden_layers;
-    at_most(raw, "n_routed_experts", config.n_routed_experts, n_experts_max)?;
-    check_moe(raw, &config, num_hidden_layers)?;
-    Ok(Some(config))
-}
-
-fn router_scoring(raw: &RawConfig) -> Result<RouterScoring, ConfigError> {
-    match raw.scoring_func.as_deref() {
-        None | Some("sigmoid") => Ok(RouterScoring::Sigmoid),
-        Some("softmax") => Ok(RouterScoring::Softmax),
-        Some(other) => {
-            let reason = format!("is `{other}`; use sigmoid or softmax");
-            Err(raw.unsupported("scoring_func", reason))
-        }
-    }
-}
-
-fn expert_choice(raw: &RawConfig) -> Result<ExpertChoice, ConfigError> {
-    match raw.topk_method.as_deref() {
-        None | Some("noaux_tc") => Ok(ExpertChoice::NoauxTc),
-        Some("greedy") => Ok(ExpertChoice::Greedy),
-        Some("group_limited_greedy") => Ok(ExpertChoice::GroupLimitedGreedy),
-        Some(other) => {
-            let reason = format!("is `{other}`; use noaux_tc, greedy or group_limited_greedy");
-            Err(raw.unsupported("topk_method", reason))
-        }
-    }
-}
-
-fn check_moe(
-    raw: &RawConfig,
-    config: &MoeConfig,
-    num_hidden_layers: usize,
-) -> Result<(), ConfigError> {
-    let MoeConfig { n_routed_experts, n_group, topk_group, num_experts_per_tok, .. } = *config;
-    if !n_routed_experts.is_multiple_of(n_group) {
-        let reason = format!("is {n_routed_experts}, which n_group ({n_group}) does not divide");
-        return Err(raw.invalid("n_routed_experts", reason));
-    }
-    if topk_group > n_group {
-        let reason = format!("is {topk_group}; it must be at most n_group ({n_group})");
-        return Err(raw.invalid("topk_group", reason));
-    }
-    let group_size = n_routed_experts / n_group;
-    if n_group > 1 && group_size < 2 {
-        let reason = format!(
-            "is {n_group}, one expert a group; a group's score is the sum of its two best, so it \
-             must be at most {}",
-            n_routed_experts / 2
-        );
-        return Err(raw.invalid("n_group", reason));
-    }
-    let n_choices = group_size * topk_group;
-    if num_experts_per_tok > n_choices {
-        let reason = format!(
-            "is {num_experts_per_tok}, but topk_group groups of {group_size} hold {n_choices} \
-             experts; it must be at most that"
-        );
-        return Err(raw.invalid("num_experts_per_tok", reason));
-    }
-    if config.first_k_dense_replace > num_hidden_layers {
-        let reason = format!(
-            "is {}; it must be at most num_hidden_layers ({num_hidden_layers})",
-            config.first_k_dense_replace
-        );
-        return Err(raw.invalid("first_k_dense_replace", reason));
-    }
-    Ok(())
 }
