@@ -159,9 +159,10 @@ pub(crate) fn layer_list(
     if (target..=target.saturating_add(mtp)).contains(&list.len()) {
         return Ok(());
     }
-    let n_entries = list.len();
     let reason = format!(
-        "has {n_entries} entries for {target} layers and {mtp} MTP layers; give one for each layer"
+        "has length {}; it must have an entry for each of {target} layers, and may have one for \
+         each of {mtp} MTP layers",
+        list.len()
     );
     Err(raw.invalid(field, reason))
 }

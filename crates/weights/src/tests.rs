@@ -13,6 +13,8 @@ use tempfile::TempDir;
 
 use crate::*;
 
+mod sparse;
+
 const SHARD_1: &str = "model-00001-of-00002.safetensors";
 const SHARD_2: &str = "model-00002-of-00002.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -28,16 +30,24 @@ fn fixture(name: &str) -> PathBuf {
 
 /// A writable copy of the bundled DeepSeek-V3 checkpoint without its tokenizer.
 fn copied() -> TempDir {
+    copied_from("tiny-dsv3")
+}
+
+fn copied_from(name: &str) -> TempDir {
     let copy = tempfile::tempdir().unwrap();
     for file in ["config.json", INDEX, SHARD_1, SHARD_2] {
-        fs::copy(bundled("tiny-dsv3").join(file), copy.path().join(file)).unwrap();
+        fs::copy(bundled(name).join(file), copy.path().join(file)).unwrap();
     }
     copy
 }
 
 /// A copy whose shards and index lack the tensors that `is_removed` says.
 fn copied_without(is_removed: impl Fn(&str) -> bool) -> TempDir {
-    let copy = copied();
+    copied_from_without("tiny-dsv3", is_removed)
+}
+
+fn copied_from_without(name: &str, is_removed: impl Fn(&str) -> bool) -> TempDir {
+    let copy = copied_from(name);
     for shard in [SHARD_1, SHARD_2] {
         let file = copy.path().join(shard);
         let bytes = fs::read(&file).unwrap();
@@ -433,8 +443,8 @@ fn a_summary_counts_every_parameter_once() -> Result<(), ConfigError> {
 
     let sparse = summarize(&bundled("tiny-glm52"))?;
     assert_eq!(sparse.parameters, GLM52);
-    assert_eq!((sparse.num_mtp_layers_present, sparse.is_mtp_complete), (1, None));
-    assert!(sparse.config.refusal.is_some());
+    assert_eq!((sparse.num_mtp_layers_present, sparse.is_mtp_complete), (1, Some(true)));
+    assert_eq!(sparse.config.refusal, None);
 
     let headless = copied_without(|name| name == "model.layers.5.eh_proj.weight");
     let summary = summarize(headless.path())?;
