@@ -9,8 +9,10 @@
 //! never hides a folder of the same spelling.
 //!
 //! ```
-//! let dir = bundled_checkpoints::resolve("tiny-dsv3", None)?;
-//! assert!(dir.join("config.json").is_file());
+//! for name in ["tiny-dsv3", "tiny-glm52"] {
+//!     let dir = bundled_checkpoints::resolve(name, None)?;
+//!     assert!(dir.join("config.json").is_file());
+//! }
 //! assert!(bundled_checkpoints::resolve("no-such-model", None).is_err());
 //! # Ok::<(), bundled_checkpoints::ResolveError>(())
 //! ```
