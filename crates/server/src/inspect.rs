@@ -19,6 +19,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
 
 fn to_json(summary: &CheckpointSummary) -> Value {
     let config = &summary.config;
+    let sparse = config.sparse.as_ref();
     let mut parameters: Map<String, Value> = summary
         .parameters
         .rows()
@@ -38,11 +39,17 @@ fn to_json(summary: &CheckpointSummary) -> Value {
         "num_experts_per_tok": config.num_experts_per_tok,
         "n_shared_experts": config.n_shared_experts,
         "max_position_embeddings": config.max_position_embeddings,
-        "index_topk": config.index_topk,
+        "index_topk": sparse.map(|sparse| sparse.index_topk),
+        "index_n_heads": sparse.and_then(|sparse| sparse.index_n_heads),
+        "index_head_dim": sparse.and_then(|sparse| sparse.index_head_dim),
+        "num_full_index_layers": sparse.and_then(|sparse| sparse.num_full_layers),
+        "num_shared_index_layers": sparse.and_then(|sparse| sparse.num_shared_layers),
+        "index_share_for_mtp_iteration": sparse.map(|sparse| sparse.index_share_for_mtp_iteration),
         "parameters": parameters,
         "bytes": summary.total_bytes(),
         "bytes_by_dtype": summary.bytes_by_dtype,
         "kv_bytes_per_token": config.kv_bytes_per_token,
+        "index_bytes_per_token": sparse.and_then(|sparse| sparse.index_bytes_per_token),
         "num_mtp_layers": config.num_mtp_layers,
         "num_mtp_layers_present": summary.num_mtp_layers_present,
         "is_mtp_complete": summary.is_mtp_complete,
@@ -68,8 +75,15 @@ fn to_text(summary: &CheckpointSummary) -> String {
         let shared = config.n_shared_experts.unwrap_or(0);
         line("experts", format!("{n_experts} routed, {per_tok} a token, {shared} shared"));
     }
-    if let Some(topk) = config.index_topk {
-        line("sparse attention", format!("index_topk {topk}"));
+    if let Some(sparse) = &config.sparse {
+        line("sparse attention", format!("a row attends {} keys at most", sparse.index_topk));
+        let (heads, width) = (shown(sparse.index_n_heads), shown(sparse.index_head_dim));
+        line("  indexer heads", format!("{heads} of width {width}"));
+        let (full, shared) = (shown(sparse.num_full_layers), shown(sparse.num_shared_layers));
+        line("  layers", format!("{full} select, {shared} share"));
+        let is_shared = sparse.index_share_for_mtp_iteration;
+        let steps = if is_shared { "share the selection of the first" } else { "each select" };
+        line("  draft steps", steps.to_owned());
     }
     line("vocabulary", shown(config.vocab_size));
     line("longest sequence", format!("{} tokens", shown(config.max_position_embeddings)));
@@ -84,6 +98,9 @@ fn to_text(summary: &CheckpointSummary) -> String {
         line(&format!("  {dtype}"), bytes.to_string());
     }
     line("KV bytes a token", shown(config.kv_bytes_per_token));
+    if let Some(sparse) = &config.sparse {
+        line("index bytes a token", shown(sparse.index_bytes_per_token));
+    }
     line("MTP layers", mtp_layers(summary));
     line("quantisation", config.quant_method.clone().unwrap_or_else(|| "none".to_owned()));
     if let Some(refusal) = &config.refusal {

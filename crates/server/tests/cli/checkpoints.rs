@@ -2,6 +2,8 @@
 
 use std::fs::{self, OpenOptions};
 
+use serde_json::Value;
+
 use crate::harness::{Checkpoint, INDEX, LAST_SHARD, MTP_PREFIX, fail_with, succeed};
 
 const FIRST_SHARD: &str = "model-00001-of-00002.safetensors";
@@ -42,6 +44,42 @@ fn a_missing_target_tensor_is_named_with_and_without_drafting() {
     fail_with(&generate(&checkpoint), &[checkpoint.as_str(), gone]);
     fail_with(&without_drafting(&checkpoint), &[gone]);
     fail_with(&["score", "--model", checkpoint.as_str(), "--prompt-ids", "0,5"], &[gone]);
+}
+
+#[test]
+fn a_missing_indexer_is_named() {
+    let checkpoint = Checkpoint::copy_of("tiny-glm52");
+    let expected = succeed(&without_drafting(&checkpoint));
+    let own = format!("{MTP_PREFIX}self_attn.indexer.wk.weight");
+    remove_tensors(&checkpoint, |name| name == own);
+    fail_with(&generate(&checkpoint), &[checkpoint.as_str(), &own]);
+    assert_eq!(succeed(&without_drafting(&checkpoint)), expected);
+
+    // Layer 2 shares the selection of layer 1, so layer 1 cannot do without its indexer.
+    let of_layer = |layer_idx: usize| format!("model.layers.{layer_idx}.self_attn.indexer.");
+    let checkpoint = Checkpoint::copy_of("tiny-glm52");
+    checkpoint.edit_weight_map(|map| {
+        assert!(!map.keys().any(|name| name.starts_with(&of_layer(2))));
+    });
+    remove_tensors(&checkpoint, |name| name.starts_with(&of_layer(1)));
+    let tensors = ["wq_b.weight", "wk.weight", "weights_proj.weight", "k_norm.weight"];
+    let names = tensors.map(|tensor| format!("{}{tensor}", of_layer(1)));
+    fail_with(&generate(&checkpoint), &names.each_ref().map(String::as_str));
+    fail_with(&without_drafting(&checkpoint), &[&names[0]]);
+    fail_with(&["score", "--model", checkpoint.as_str(), "--prompt-ids", "0,5"], &[&names[0]]);
+}
+
+#[test]
+fn a_sparse_config_without_its_indexers_settings_is_refused_by_the_field() {
+    let checkpoint = Checkpoint::copy_of("tiny-glm52");
+    let config = checkpoint.file("config.json");
+    let whole = fs::read_to_string(&config).unwrap();
+    for field in ["index_topk", "index_n_heads", "index_head_dim", "q_lora_rank"] {
+        let mut object: Value = serde_json::from_str(&whole).unwrap();
+        object[field] = Value::Null;
+        fs::write(&config, object.to_string()).unwrap();
+        fail_with(&generate(&checkpoint), &["config.json", field]);
+    }
 }
 
 #[test]

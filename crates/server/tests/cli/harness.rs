@@ -75,8 +75,12 @@ pub(crate) struct Checkpoint {
 
 impl Checkpoint {
     pub(crate) fn copy() -> Self {
+        Self::copy_of("tiny-dsv3")
+    }
+
+    pub(crate) fn copy_of(name: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let source = bundled_checkpoints::resolve("tiny-dsv3", None).unwrap();
+        let source = bundled_checkpoints::resolve(name, None).unwrap();
         for entry in fs::read_dir(source).unwrap() {
             let entry = entry.unwrap();
             // Bytes, not the file: the copy is writable whatever the original is.
