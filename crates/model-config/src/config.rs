@@ -234,9 +234,8 @@ pub struct MoeConfig {
     /// What expert weights are multiplied by.
     pub routed_scaling_factor: f64,
     /// Divide the chosen scores by their sum before scaling, whatever the scoring and the choice.
-    /// (Readers of DeepSeek-V2 configs differ: transformers never divides for that family,
-    /// DeepSeek's own code divides and then does not scale. Configs of the types supported here
-    /// mean both.)
+    /// (Readers of DeepSeek-V2 configs differ here: some never divide, some divide and then do not
+    /// scale. In configs of the types supported here the field means both.)
     pub norm_topk_prob: bool,
     /// How the router scores.
     pub scoring: RouterScoring,
