@@ -1,7 +1,7 @@
 //! The production backend of the CPU: fused kernels over the tensors' memory.
 
 use half::bf16;
-use kernels::{LatentCache, MlaBatch, MlaShape, mla_attention};
+use kernels::{LatentCache, MlaBatch, MlaShape, PagedRows, mla_attention};
 use tch::{Kind, Tensor};
 use torch_ext::{Element, TensorError, empty, slice, slice_mut};
 
@@ -62,11 +62,14 @@ impl AttentionBackend for CpuBackend {
         let batch = MlaBatch {
             q_lat: slice(query.q_latent)?,
             q_pe: slice(query.q_pe)?,
-            token_to_seq: host.token_to_seq(),
-            positions: host.positions(),
-            block_tables: host.block_tables(),
-            max_blocks: host.max_blocks(),
-            block_size: host.block_size() as usize,
+            rows: PagedRows {
+                token_to_seq: host.token_to_seq(),
+                positions: host.positions(),
+                block_tables: host.block_tables(),
+                max_blocks: host.max_blocks(),
+                block_size: host.block_size() as usize,
+            },
+            keys: None,
         };
         mla_attention(&shape, cache, &batch, slice_mut(&mut out)?);
         Ok(out)

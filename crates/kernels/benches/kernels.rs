@@ -6,8 +6,8 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use kernels::{
-    LatentCache, MlaBatch, MlaShape, MoeExperts, PackedLinear, Router, RouterConfig, SwiGluMlp,
-    argmax_rows, mla_attention, rms_norm,
+    LatentCache, MlaBatch, MlaShape, MoeExperts, PackedLinear, PagedRows, Router, RouterConfig,
+    SwiGluMlp, argmax_rows, mla_attention, rms_norm,
 };
 
 fn values(n: usize) -> Vec<f32> {
@@ -59,11 +59,14 @@ fn attention(c: &mut Criterion) {
             let batch = MlaBatch {
                 q_lat: &q_lat,
                 q_pe: &q_pe,
-                token_to_seq: &vec![0; n_query],
-                positions: &positions,
-                block_tables: &block_tables,
-                max_blocks,
-                block_size: BLOCK_SIZE,
+                rows: PagedRows {
+                    token_to_seq: &vec![0; n_query],
+                    positions: &positions,
+                    block_tables: &block_tables,
+                    max_blocks,
+                    block_size: BLOCK_SIZE,
+                },
+                keys: None,
             };
             let mut out = vec![0.0; q_lat.len()];
             let caches = [("f32", LatentCache::F32(&cache)), ("bf16", LatentCache::Bf16(&narrow))];

@@ -1,9 +1,10 @@
 //! Fused CPU kernels over plain slices.
 //!
 //! **Owns** the arithmetic of one layer on the CPU: packed linear layers, normalisation, rotary
-//! embedding, paged latent attention, expert routing, experts and the reductions over logits. The
-//! instruction set (AVX-512, AVX2 with FMA, or portable code) is chosen at run time. **Must not
-//! know** tensors of any framework, models, requests or block ownership.
+//! embedding, paged latent attention, dense and sparse, the selection of its keys, expert routing,
+//! experts and the reductions over logits. The instruction set (AVX-512, AVX2 with FMA, or portable
+//! code) is chosen at run time. **Must not know** tensors of any framework, models, requests or
+//! block ownership.
 //!
 //! Invariants (numbered in `ARCHITECTURE.md`):
 //! * A row's result does not depend on its batch mates, its position in the batch, the number of
@@ -35,11 +36,14 @@
 #![expect(unsafe_code, reason = "SIMD intrinsics; each site says why it is sound")]
 
 mod exp;
+mod fp8;
+mod indexer;
 mod linear;
 mod logits;
 mod mla;
 mod mlp;
 mod norm;
+mod paged;
 mod parallel;
 mod rope;
 mod round;
@@ -49,11 +53,14 @@ mod simd;
 mod test_util;
 
 pub use exp::silu_and_mul;
+pub use fp8::store_fp8_key;
+pub use indexer::{IndexBatch, IndexCache, IndexShape, lightning_index};
 pub use linear::PackedLinear;
 pub use logits::{argmax_rows, log_softmax_gather};
-pub use mla::{LatentCache, MlaBatch, MlaShape, mla_attention};
+pub use mla::{LatentCache, MlaBatch, MlaShape, SelectedKeys, mla_attention};
 pub use mlp::{MoeExperts, SwiGluMlp};
-pub use norm::{add_rms_norm, rms_norm};
-pub use rope::{RopeStyle, rope_in_place};
+pub use norm::{add_rms_norm, layer_norm, rms_norm};
+pub use paged::PagedRows;
+pub use rope::{RopeHeads, RopeStyle, rope_in_place};
 pub use round::round_bf16_in_place;
 pub use router::{Router, RouterConfig};

@@ -188,7 +188,7 @@ struct Tile<'a, W> {
     /// `[n_panels, n_in]`.
     panels: &'a [W],
     /// The whole output, `[.., n_out]`; this tile owns its rows and panels of it.
-    y: &'a Disjoint<'a>,
+    y: &'a Disjoint<'a, f32>,
     n_out: usize,
     first_row: usize,
     first_output: usize,

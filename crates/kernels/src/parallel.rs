@@ -26,18 +26,18 @@ pub(crate) fn for_each_task(n_tasks: usize, n_threads: usize, task: impl Fn(usiz
 }
 
 /// A mutable buffer that tasks write disjoint parts of.
-pub(crate) struct Disjoint<'a> {
-    ptr: *mut f32,
+pub(crate) struct Disjoint<'a, T> {
+    ptr: *mut T,
     len: usize,
-    marker: std::marker::PhantomData<&'a mut [f32]>,
+    marker: std::marker::PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: the pointer comes from an exclusive borrow that lives as long as this value, and the
-// only access is `slice`, whose callers keep the parts disjoint.
-unsafe impl Sync for Disjoint<'_> {}
+// only access is `slice`, whose callers keep the parts disjoint: elements are sent, not shared.
+unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 
-impl<'a> Disjoint<'a> {
-    pub(crate) fn new(buffer: &'a mut [f32]) -> Self {
+impl<'a, T> Disjoint<'a, T> {
+    pub(crate) fn new(buffer: &'a mut [T]) -> Self {
         Self { ptr: buffer.as_mut_ptr(), len: buffer.len(), marker: std::marker::PhantomData }
     }
 
@@ -48,7 +48,7 @@ impl<'a> Disjoint<'a> {
     /// No two live slices may overlap.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the caller keeps the parts disjoint")]
-    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &mut [f32] {
+    pub(crate) unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
         assert!(start <= self.len && len <= self.len - start, "a part lies inside the buffer");
         // SAFETY: the part is in bounds, and the caller promises that it is not aliased.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }

@@ -1,6 +1,6 @@
 //! Rotary position tables.
 
-use kernels::RopeStyle;
+use kernels::{RopeHeads, RopeStyle};
 use model_config::{RopeConfig, YarnConfig};
 use tch::{Device, Kind, Tensor};
 use torch_ext::{TensorError, slice};
@@ -96,10 +96,12 @@ impl RotaryRows {
         if n_rows == 0 {
             return Ok(());
         }
-        let head_width = x.len() / (n_rows * n_heads);
+        let head_stride = x.len() / (n_rows * n_heads);
+        let rope_dim = 2 * self.cos.size()[1] as usize;
+        let heads = RopeHeads { n_heads, head_stride, start: head_stride - rope_dim };
         let tables = (slice(&self.cos)?, slice(&self.sin)?);
         let style = if self.interleaved { RopeStyle::Interleaved } else { RopeStyle::HalfSplit };
-        kernels::rope_in_place(x, n_heads, head_width, tables, n_rows, style);
+        kernels::rope_in_place(x, heads, tables, style);
         Ok(())
     }
 }

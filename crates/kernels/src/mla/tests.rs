@@ -2,7 +2,8 @@
 
 use half::bf16;
 
-use super::{LatentCache, MlaBatch, MlaShape, mla_attention, mla_attention_on};
+use super::{LatentCache, MlaBatch, MlaShape, SelectedKeys, mla_attention, mla_attention_on};
+use crate::paged::PagedRows;
 use crate::test_util::{Random, assert_close, assert_same_bits, on_every_isa};
 
 const TINY: MlaShape = MlaShape { n_heads: 4, kv_lora_rank: 64, rope_dim: 16, scale: 0.2 };
@@ -81,11 +82,14 @@ impl Case {
         MlaBatch {
             q_lat: &self.q_lat[rows.start * lora..rows.end * lora],
             q_pe: &self.q_pe[rows.start * rope..rows.end * rope],
-            token_to_seq: &self.token_to_seq[tokens.clone()],
-            positions: &self.positions[tokens],
-            block_tables: &self.block_tables,
-            max_blocks: self.max_blocks,
-            block_size: self.block_size,
+            rows: PagedRows {
+                token_to_seq: &self.token_to_seq[tokens.clone()],
+                positions: &self.positions[tokens],
+                block_tables: &self.block_tables,
+                max_blocks: self.max_blocks,
+                block_size: self.block_size,
+            },
+            keys: None,
         }
     }
 
@@ -215,4 +219,129 @@ fn a_visible_position_without_a_block_is_refused() {
     let mut case = Case::new(&mut random, TINY, &[(5, 1)]);
     case.block_tables[0] = -1;
     case.run(0..1);
+}
+
+/// Selected positions, `[n_tokens, topk]`.
+struct Selection {
+    indices: Vec<i32>,
+    counts: Vec<i32>,
+    topk: usize,
+}
+
+impl Selection {
+    /// Some of the visible positions of each token, with leftovers behind them.
+    fn random(random: &mut Random, case: &Case, topk: usize) -> Self {
+        let mut selection = Self { indices: vec![], counts: vec![], topk };
+        for &position in &case.positions {
+            let mut visible: Vec<i32> = (0..=position).collect();
+            let count = random.below(topk.min(visible.len()) + 1);
+            while visible.len() > count {
+                visible.remove(random.below(visible.len()));
+            }
+            visible.resize(topk, 777);
+            selection.indices.extend(visible);
+            selection.counts.push(count as i32);
+        }
+        selection
+    }
+
+    /// Everything that is visible.
+    fn all(case: &Case) -> Self {
+        let topk = *case.positions.iter().max().unwrap() as usize + 2;
+        let row =
+            |&position: &i32| (0..topk as i32).map(move |p| if p > position { -1 } else { p });
+        Self {
+            indices: case.positions.iter().flat_map(row).collect(),
+            counts: case.positions.iter().map(|position| position + 1).collect(),
+            topk,
+        }
+    }
+
+    fn keys(&self, tokens: std::ops::Range<usize>) -> SelectedKeys<'_> {
+        SelectedKeys {
+            indices: &self.indices[tokens.start * self.topk..tokens.end * self.topk],
+            counts: &self.counts[tokens],
+            topk: self.topk,
+        }
+    }
+}
+
+impl Case {
+    fn run_sparse(&self, selection: &Selection, tokens: std::ops::Range<usize>) -> Vec<f32> {
+        let batch = self.tokens(tokens.clone());
+        let batch = MlaBatch { keys: Some(selection.keys(tokens)), ..batch };
+        on_every_isa(batch.rows.n_tokens() * self.row_len(), |isa, out| {
+            mla_attention_on(isa, &self.shape, LatentCache::F32(&self.cache), &batch, out);
+        })
+    }
+}
+
+/// [INV-11] as well: a token has the same bits alone.
+#[test]
+fn attends_to_the_selected_keys_and_nothing_else() {
+    let mut random = Random::new(7);
+    for shape in SHAPES {
+        let case = Case::new(&mut random, shape, &SEQS);
+        let selection = Selection::random(&mut random, &case, 70);
+        let sparse = case.run_sparse(&selection, 0..case.positions.len());
+        for (token, out) in sparse.chunks_exact(case.row_len()).enumerate() {
+            let keys = selection.keys(token..token + 1);
+            let selected = keys.row(0);
+            if selected.is_empty() {
+                assert!(out.iter().all(|&x| x == 0.0), "no keys give zeros");
+                continue;
+            }
+            // The selected keys as a sequence of their own, every other key gone.
+            let seq = case.token_to_seq[token] as usize;
+            let width = shape.kv_lora_rank + shape.rope_dim;
+            let mut own = vec![f32::NAN; case.cache.len()];
+            for (position, &from) in selected.iter().enumerate() {
+                let from = case.slot(seq, from as usize) * width;
+                let to = case.slot(seq, position) * width;
+                own[to..to + width].copy_from_slice(&case.cache[from..from + width]);
+            }
+            let mut batch = case.tokens(token..token + 1);
+            let last = [selected.len() as i32 - 1];
+            batch.rows.positions = &last;
+            let mut dense = vec![f32::NAN; out.len()];
+            mla_attention(&shape, LatentCache::F32(&own), &batch, &mut dense);
+            assert_same_bits(&dense, out, "dense attention to the selected keys");
+            assert_same_bits(&case.run_sparse(&selection, token..token + 1), out, "alone");
+        }
+    }
+}
+
+#[test]
+fn a_selection_of_all_keys_is_dense_bit_for_bit() {
+    let mut random = Random::new(8);
+    for shape in SHAPES {
+        let case = Case::new(&mut random, shape, &SEQS);
+        let n_tokens = case.positions.len();
+        let sparse = case.run_sparse(&Selection::all(&case), 0..n_tokens);
+        assert_same_bits(&case.run(0..n_tokens), &sparse, "all keys selected");
+    }
+}
+
+fn attend_to_position(position: i32) {
+    let mut random = Random::new(9);
+    let case = Case::new(&mut random, TINY, &[(5, 2)]);
+    let selection = Selection { indices: vec![0, 5, 3, position], counts: vec![2, 2], topk: 2 };
+    case.run_sparse(&selection, 0..2);
+}
+
+#[test]
+fn a_selected_position_may_be_the_last_visible_one() {
+    attend_to_position(6);
+}
+
+#[test]
+#[should_panic(expected = "token 1 sees 7 keys and was given position 7")]
+fn a_selected_position_that_is_not_visible_is_refused() {
+    attend_to_position(7);
+}
+
+#[test]
+#[should_panic(expected = "token 1 sees 7 keys and was given position -1")]
+fn a_selected_position_below_zero_is_refused() {
+    attend_to_position(-1);
 }

@@ -5,7 +5,7 @@ use half::bf16;
 use super::{LatentCache, MlaBatch, MlaShape, RowTile};
 use crate::exp::exp;
 use crate::parallel::Disjoint;
-use crate::simd::{F32x16, Kernel, LANES, Lanes};
+use crate::simd::{F32x16, Kernel, LANES, Lanes, widen_bf16};
 
 /// Keys of a block: the unit of the running softmax.
 const KEYS: usize = 64;
@@ -20,7 +20,7 @@ pub(super) struct Attend<'a> {
     pub(super) batch: &'a MlaBatch<'a>,
     pub(super) tile: RowTile,
     /// The whole output; this tile owns its rows of it.
-    pub(super) out: &'a Disjoint<'a>,
+    pub(super) out: &'a Disjoint<'a, f32>,
 }
 
 /// One vector of each of sixteen keys.
@@ -30,9 +30,9 @@ type KeyLanes = [Lanes; LANES];
 struct RowState {
     token: usize,
     head: usize,
-    n_visible: usize,
-    /// Visible keys of the current block.
     n_keys: usize,
+    /// Keys of the current block.
+    n_block_keys: usize,
     max: f32,
     /// Sums of the weights, one per lane.
     total: Lanes,
@@ -53,11 +53,11 @@ impl Kernel for Attend<'_> {
         let mut keys = vec![[Lanes::ZERO; LANES]; GROUPS * n_vectors];
         let mut sums = vec![Lanes::ZERO; rows.len() * n_values];
         // Tokens are not sorted by position when a caller interleaves them.
-        let n_visible = rows.iter().map(|row| row.n_visible).max().unwrap_or(0);
-        for first_key in (0..n_visible).step_by(KEYS) {
-            self.gather::<V>(first_key, (n_visible - first_key).min(KEYS), &mut keys);
+        let n_keys = rows.iter().map(|row| row.n_keys).max().unwrap_or(0);
+        for first_key in (0..n_keys).step_by(KEYS) {
+            self.gather::<V>(first_key, (n_keys - first_key).min(KEYS), &mut keys);
             for row in &mut rows {
-                row.n_keys = row.n_visible.saturating_sub(first_key).min(KEYS);
+                row.n_block_keys = row.n_keys.saturating_sub(first_key).min(KEYS);
             }
             // A group of keys stays in the first cache while all rows use it.
             for (group, keys) in keys.chunks_exact(n_vectors).enumerate() {
@@ -88,8 +88,8 @@ impl Attend<'_> {
         rows.map(|(token, head)| RowState {
             token,
             head,
-            n_visible: self.batch.n_visible(token),
-            n_keys: 0,
+            n_keys: self.batch.n_keys(token),
+            n_block_keys: 0,
             max: f32::NEG_INFINITY,
             total: Lanes::ZERO,
             weights: [Lanes::ZERO; GROUPS],
@@ -116,15 +116,14 @@ impl Attend<'_> {
         queries
     }
 
-    /// Copies the next `n_keys` visible cache rows.
+    /// Copies the cache rows of the next `n_keys` keys.
     #[inline(always)]
     fn gather<V: F32x16>(&self, first_key: usize, n_keys: usize, keys: &mut [KeyLanes]) {
         let width = self.shape.kv_lora_rank + self.shape.rope_dim;
         let n_vectors = keys.len() / GROUPS;
-        let token = self.tile.tokens.start;
         let mut key = 0;
         while key < n_keys {
-            let (slot, n_run) = self.batch.slot_run(token, first_key + key);
+            let (slot, n_run) = self.slot_run(first_key + key);
             let end = n_keys.min(key + n_run);
             for (slot, key) in (slot..).zip(key..end) {
                 let group = &mut keys[key / LANES * n_vectors..][..n_vectors];
@@ -138,14 +137,30 @@ impl Attend<'_> {
         }
     }
 
+    /// The slot of a key of this tile, and how many slots with its next keys follow, itself
+    /// included.
+    #[inline(always)]
+    fn slot_run(&self, key: usize) -> (usize, usize) {
+        let MlaBatch { rows, keys, .. } = self.batch;
+        let token = self.tile.tokens.start;
+        match keys {
+            None => rows.slot_run(token, key),
+            Some(keys) => (rows.slot_run(token, keys.row(token)[key] as usize).0, 1),
+        }
+    }
+
     #[inline(always)]
     fn finish<V: F32x16>(&self, row: &RowState, sums: &mut [Lanes]) {
         let n = self.shape.kv_lora_rank;
-        let total = V::splat(V::load(&row.total.0).sum());
         let index = row.token * self.shape.n_heads + row.head;
         // SAFETY: a row of the output belongs to one (token, head), hence to one tile, and a tile
         // stores it once.
         let out = unsafe { self.out.slice(index * n, n) };
+        if row.n_keys == 0 {
+            out.fill(0.0);
+            return;
+        }
+        let total = V::splat(V::load(&row.total.0).sum());
         for (sum, out) in sums.iter_mut().zip(out.chunks_mut(LANES)) {
             V::load(&sum.0).div(total).store(&mut sum.0);
             out.copy_from_slice(&sum.0[..out.len()]);
@@ -170,26 +185,20 @@ fn copy_f32<V: F32x16>(row: &[f32], group: &mut [KeyLanes], key: usize) {
 fn copy_bf16(row: &[bf16], group: &mut [KeyLanes], key: usize) {
     let (chunks, tail) = row.as_chunks::<LANES>();
     for (chunk, keys) in chunks.iter().zip(group.iter_mut()) {
-        keys[key].0 = chunk.map(widen);
+        keys[key].0 = chunk.map(widen_bf16);
     }
     if let Some(last) = group.get_mut(chunks.len()) {
         for (dst, &src) in last[key].0.iter_mut().zip(tail) {
-            *dst = widen(src);
+            *dst = widen_bf16(src);
         }
     }
 }
 
-/// The exact value, as a shift that the compiler vectorises.
-#[inline(always)]
-fn widen(x: bf16) -> f32 {
-    f32::from_bits(u32::from(x.to_bits()) << 16)
-}
-
 impl RowState {
-    /// Visible keys in a group of the current block.
+    /// Keys in a group of the current block.
     #[inline(always)]
     fn n_keys_of(&self, group: usize) -> usize {
-        self.n_keys.saturating_sub(group * LANES).min(LANES)
+        self.n_block_keys.saturating_sub(group * LANES).min(LANES)
     }
 
     /// Puts the scores of a group in the place of its weights.
@@ -206,7 +215,7 @@ impl RowState {
     /// Turns the scores of the current block into weights and rescales what was summed before.
     #[inline(always)]
     fn weigh<V: F32x16>(&mut self, sums: &mut [Lanes]) {
-        let weights = &mut self.weights[..self.n_keys.div_ceil(LANES)];
+        let weights = &mut self.weights[..self.n_block_keys.div_ceil(LANES)];
         if weights.is_empty() {
             return;
         }
@@ -252,7 +261,7 @@ fn accumulate_shared<V: F32x16>(
     sums: &mut [Lanes],
 ) {
     match rows.first_chunk::<SHARED_ROWS>() {
-        Some(rows) if rows.iter().all(|row| row.n_keys == rows[0].n_keys) => {
+        Some(rows) if rows.iter().all(|row| row.n_block_keys == rows[0].n_block_keys) => {
             accumulate::<V, SHARED_ROWS>(rows, group, values, sums);
         }
         _ => {
@@ -263,7 +272,7 @@ fn accumulate_shared<V: F32x16>(
     }
 }
 
-/// Adds weight times value, key by key, to `R` rows that see equally many keys.
+/// Adds weight times value, key by key, to `R` rows with equally many keys.
 #[inline(always)]
 fn accumulate<V: F32x16, const R: usize>(
     rows: &[RowState; R],

@@ -4,6 +4,8 @@
 //! and all reductions have one fixed order and every multiply-add is fused, so that the
 //! instruction sets agree with each other bit for bit.
 
+use half::bf16;
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -80,6 +82,16 @@ pub(crate) trait F32x16: Copy {
             *sum = vector.sum();
         }
         Self::load(&sums)
+    }
+
+    /// Element `j` of vector `i` becomes element `i` of vector `j`.
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        let mut lanes = [[0.0; LANES]; LANES];
+        for (lanes, row) in lanes.iter_mut().zip(rows) {
+            row.store(lanes);
+        }
+        std::array::from_fn(|column| Self::load(&lanes.map(|row| row[column])))
     }
 }
 
@@ -185,6 +197,12 @@ fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
 #[target_feature(enable = "avx2,fma,avx512f")]
 fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<avx512::Avx512>()
+}
+
+/// The exact value, as a shift that the compiler vectorises.
+#[inline(always)]
+pub(crate) fn widen_bf16(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
 /// Loads up to sixteen values, the missing ones as zero.
