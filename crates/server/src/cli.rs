@@ -34,9 +34,16 @@ pub(crate) struct EngineArgs {
     /// Drafts a step from the checkpoint's MTP layers, 0 to 8; 0 turns drafting off
     #[arg(long, default_value_t = 3)]
     pub(crate) num_speculative_tokens: u32,
+    /// Whether draft steps after the first attend to the keys that the first selected, in models
+    /// with sparse attention, instead of running their indexer again
+    #[arg(long, value_enum, default_value_t = IndexShareArg::Auto)]
+    pub(crate) index_share: IndexShareArg,
     /// Compute and KV cache dtype [default: the checkpoint's]
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
+    /// How the indexer's keys are cached, in models with sparse attention
+    #[arg(long, value_enum, default_value_t = IndexCacheArg::Auto)]
+    pub(crate) index_cache_dtype: IndexCacheArg,
     /// Tokens a KV block
     #[arg(long, default_value_t = 16)]
     pub(crate) block_size: u32,
@@ -110,7 +117,9 @@ pub(crate) struct GenerateArgs {
     /// Sampling temperature; only 0 (greedy) is available so far
     #[arg(long, default_value_t = 0.0)]
     pub(crate) temperature: f64,
-    /// Print one JSON object a prompt instead of the text
+    /// Print one JSON object a prompt instead of the text. With sparse attention its `indexer`
+    /// counts what the indexers did in the whole run, all prompts together: `launches`, `rows` and
+    /// `scored_keys` of the target's prefill and verify passes and of each draft step
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -156,6 +165,26 @@ pub(crate) struct InspectArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Whether draft steps share a selection of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IndexShareArg {
+    /// As the checkpoint's config says
+    Auto,
+    /// Share, whatever the config says
+    On,
+    /// Run the indexer at every draft step
+    Off,
+}
+
+/// How index keys are cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IndexCacheArg {
+    /// In the compute dtype
+    Auto,
+    /// As 8-bit floats with a scale for each token
+    Fp8,
 }
 
 /// The compute dtypes of the command line.

@@ -5,8 +5,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use engine::{EngineHandle, Events};
 use engine_types::{
-    FinishReason, Request, RequestEvent, SamplingParams, SpecDecodeStats, TokenId, TokensEvent,
-    Usage,
+    FinishReason, IndexerCounts, IndexerStats, Request, RequestEvent, SamplingParams,
+    SpecDecodeStats, TokenId, TokensEvent, Usage,
 };
 use serde_json::{Value, json};
 use tokenization::Tokenizer;
@@ -56,25 +56,30 @@ fn run_prompts(
         let submitted = ids.and_then(|ids| submit(args, &engine.handle, prompt, ids));
         running.push(submitted.with_context(|| place.clone())?);
     }
+    let generations: Vec<Generation> =
+        running.into_iter().map(|(prompt_ids, events)| collect(prompt_ids, events)).collect();
+    let seconds = start.elapsed().as_secs_f64();
+    // Only now does it hold what every prompt of the run took.
+    let indexer = engine.handle.stats().indexer;
+    let indexer_json = indexer_json(engine, &indexer);
     let mut n_tokens = 0;
     let mut stats = SpecDecodeStats::default();
-    for (prompt_ids, events) in running {
-        let generation = collect(prompt_ids, events);
+    for generation in &generations {
         let (reason, _, spec_decode) = generation.end.as_ref().context("the engine has stopped")?;
         if let FinishReason::Failed(message) = reason {
             bail!("a step failed: {message}");
         }
         n_tokens += generation.token_ids.len();
         stats.merge(spec_decode);
-        print(args, &generation, tokenizer)?;
+        print(args, generation, tokenizer, indexer_json.as_ref())?;
     }
-    let seconds = start.elapsed().as_secs_f64();
     tracing::info!(
         requests = prompts.len(),
         tokens = n_tokens,
         seconds,
         tokens_per_second = n_tokens as f64 / seconds,
         acceptance_length = stats.acceptance_length(),
+        indexer_launches_per_propose = launches_per_propose(&indexer),
         "generated"
     );
     Ok(())
@@ -128,10 +133,11 @@ fn print(
     args: &GenerateArgs,
     generation: &Generation,
     tokenizer: Option<&Tokenizer>,
+    indexer: Option<&Value>,
 ) -> Result<()> {
     let text = tokenizer.map(|tokenizer| tokenizer.decode(&generation.token_ids, true));
     if args.json {
-        return output::json_line(&to_json(generation, text));
+        return output::json_line(&to_json(generation, text, indexer));
     }
     let ids = || {
         let ids: Vec<String> = generation.token_ids.iter().map(ToString::to_string).collect();
@@ -140,7 +146,7 @@ fn print(
     output::text(&format!("{}\n", text.unwrap_or_else(ids)))
 }
 
-fn to_json(generation: &Generation, text: Option<String>) -> Value {
+fn to_json(generation: &Generation, text: Option<String>, indexer: Option<&Value>) -> Value {
     let end = generation.end.as_ref();
     let (usage, stats) = end.map_or_else(Default::default, |(_, usage, stats)| (*usage, *stats));
     let mut object = json!({
@@ -162,7 +168,35 @@ fn to_json(generation: &Generation, text: Option<String>) -> Value {
     if let Some(text) = text {
         object["text"] = json!(text);
     }
+    if let Some(indexer) = indexer {
+        object["indexer"] = indexer.clone();
+    }
     object
+}
+
+/// What the indexers did in the run; `None` for a model without any.
+fn indexer_json(engine: &LoadedEngine, stats: &IndexerStats) -> Option<Value> {
+    engine.model.config.dsa.as_ref()?;
+    let counts = |counts: &IndexerCounts| {
+        json!({
+            "launches": counts.n_launches,
+            "rows": counts.n_rows,
+            "scored_keys": counts.n_scored_keys,
+        })
+    };
+    let num_speculative_tokens = engine.handle.request_rules().num_speculative_tokens as usize;
+    let draft_steps = stats.draft_steps.iter().take(num_speculative_tokens);
+    Some(json!({
+        "target_prefill": counts(&stats.target_prefill),
+        "target_verify": counts(&stats.target_verify),
+        "draft_steps": draft_steps.map(counts).collect::<Vec<_>>(),
+    }))
+}
+
+/// How often an indexer runs for one propose: 1 where draft steps share a selection.
+fn launches_per_propose(stats: &IndexerStats) -> Option<f64> {
+    let n_proposes = stats.draft_steps[0].n_launches;
+    (n_proposes > 0).then(|| stats.draft().n_launches as f64 / n_proposes as f64)
 }
 
 /// The word that clients of other engines know for an end.

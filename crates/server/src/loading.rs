@@ -6,12 +6,13 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
 use model_config::{ConfigSummary, ModelConfig, RawConfig, StoredDtype};
-use model_runner::{Runner, RunnerOptions};
+use model_runner::{IndexCacheDtype, Runner, RunnerOptions};
 use models::{ComputeDtype, LoadOptions};
 use scheduler::SchedulerConfig;
+use spec_decode::IndexShare;
 use tokenization::Tokenizer;
 
-use crate::cli::{Dtype, EngineArgs};
+use crate::cli::{Dtype, EngineArgs, IndexCacheArg, IndexShareArg};
 
 /// What is known of a model before its weights are read.
 pub(crate) struct Model {
@@ -48,16 +49,7 @@ pub(crate) fn open_model(model: &str, dtype: Option<Dtype>) -> Result<Model> {
 pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
     limit_threads(args.threads)?;
     let model = open_model(&args.model, args.dtype)?;
-    let options = RunnerOptions {
-        block_size: args.block_size,
-        num_blocks: args.num_blocks,
-        kv_cache_bytes: args.kv_cache_memory.saturating_mul(1 << 20),
-        max_num_seqs: args.max_num_seqs,
-        max_num_batched_tokens: args.max_num_batched_tokens,
-        max_model_len: args.max_model_len,
-        num_speculative_tokens: args.num_speculative_tokens,
-        ..RunnerOptions::default()
-    };
+    let options = runner_options(args);
     if args.max_num_batched_tokens <= args.num_speculative_tokens {
         tracing::warn!(
             max_num_batched_tokens = args.max_num_batched_tokens,
@@ -77,6 +69,28 @@ pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
     let make_runner = move || load_runner(&dir, dtype, &options);
     let (handle, thread) = Engine::spawn(EngineConfig { scheduler }, make_runner)?;
     Ok(LoadedEngine { model, handle, thread })
+}
+
+fn runner_options(args: &EngineArgs) -> RunnerOptions {
+    RunnerOptions {
+        block_size: args.block_size,
+        num_blocks: args.num_blocks,
+        kv_cache_bytes: args.kv_cache_memory.saturating_mul(1 << 20),
+        max_num_seqs: args.max_num_seqs,
+        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_model_len: args.max_model_len,
+        num_speculative_tokens: args.num_speculative_tokens,
+        index_share: match args.index_share {
+            IndexShareArg::Auto => IndexShare::Auto,
+            IndexShareArg::On => IndexShare::On,
+            IndexShareArg::Off => IndexShare::Off,
+        },
+        index_cache_dtype: match args.index_cache_dtype {
+            IndexCacheArg::Auto => IndexCacheDtype::Auto,
+            IndexCacheArg::Fp8 => IndexCacheDtype::Fp8,
+        },
+        ..RunnerOptions::default()
+    }
 }
 
 /// Reads the weights and allocates the KV caches.

@@ -60,5 +60,7 @@ fn model_info(args: &ServeArgs, model: &Model) -> ModelInfo {
         architecture: model.architecture.clone(),
         eos_token_ids: model.config.eos_token_ids.clone(),
         dtype: loading::dtype_name(model.dtype).to_owned(),
+        index_topk: model.config.dsa.as_ref().map_or(0, |dsa| dsa.index_topk as u32),
+        index_share: false,
     }
 }
