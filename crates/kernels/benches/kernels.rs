@@ -6,8 +6,9 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use kernels::{
-    LatentCache, MlaBatch, MlaShape, MoeExperts, PackedLinear, PagedRows, Router, RouterConfig,
-    SwiGluMlp, argmax_rows, mla_attention, rms_norm,
+    ExpertChoice, IndexBatch, IndexCache, IndexShape, LatentCache, MlaBatch, MlaShape, MoeExperts,
+    PackedLinear, PagedRows, Router, RouterConfig, RouterScoring, SelectedKeys, SwiGluMlp,
+    argmax_rows, lightning_index, mla_attention, rms_norm, store_fp8_key,
 };
 
 fn values(n: usize) -> Vec<f32> {
@@ -81,6 +82,70 @@ fn attention(c: &mut Criterion) {
     group.finish();
 }
 
+/// What selecting keys costs, and what attention to the selected ones saves: one verify window of
+/// four rows, dense, sparse, and the indexer with each kind of cache.
+fn sparse(c: &mut Criterion) {
+    const BLOCK_SIZE: usize = 16;
+    const N_QUERY: usize = 4;
+    let tiny = MlaShape { n_heads: 4, kv_lora_rank: 64, rope_dim: 16, scale: 0.2 };
+    let large = MlaShape { n_heads: 64, kv_lora_rank: 512, rope_dim: 64, scale: 0.1 };
+    let tiny_index = IndexShape { n_heads: 4, head_dim: 32, topk: 64, scale: 0.18 };
+    let large_index = IndexShape { n_heads: 32, head_dim: 128, topk: 2048, scale: 0.088 };
+    for (name, context, shape, index) in
+        [("tiny", 2000, tiny, tiny_index), ("large", 8192, large, large_index)]
+    {
+        let mut group = c.benchmark_group(format!("sparse/{name}"));
+        let max_blocks = context / BLOCK_SIZE + 1;
+        let n_slots = max_blocks * BLOCK_SIZE;
+        let block_tables: Vec<i32> = (0..max_blocks as i32).rev().collect();
+        let positions: Vec<i32> = (context - N_QUERY..context).map(|p| p as i32).collect();
+        let rows = PagedRows {
+            token_to_seq: &[0; N_QUERY],
+            positions: &positions,
+            block_tables: &block_tables,
+            max_blocks,
+            block_size: BLOCK_SIZE,
+        };
+
+        let keys = values(n_slots * index.head_dim);
+        let narrow_keys = narrow(&keys);
+        let mut fp8_keys = vec![0; n_slots * (index.head_dim + 4)];
+        let stored = fp8_keys.chunks_exact_mut(index.head_dim + 4);
+        for (key, stored) in keys.chunks_exact(index.head_dim).zip(stored) {
+            store_fp8_key(key, stored);
+        }
+        let q = values(N_QUERY * index.n_heads * index.head_dim);
+        let weights = values(N_QUERY * index.n_heads);
+        let batch = IndexBatch { q: &q, weights: &weights, rows };
+        let (mut indices, mut counts) = (vec![0; N_QUERY * index.topk], vec![0; N_QUERY]);
+        for (storage, cache) in [
+            ("f32", IndexCache::F32(&keys)),
+            ("bf16", IndexCache::Bf16(&narrow_keys)),
+            ("fp8", IndexCache::Fp8(&fp8_keys)),
+        ] {
+            group.bench_function(format!("index/{storage}"), |b| {
+                b.iter(|| {
+                    lightning_index(&index, black_box(cache), &batch, &mut indices, &mut counts)
+                });
+            });
+        }
+
+        let cache = values(n_slots * (shape.kv_lora_rank + shape.rope_dim));
+        let q_lat = values(N_QUERY * shape.n_heads * shape.kv_lora_rank);
+        let q_pe = values(N_QUERY * shape.n_heads * shape.rope_dim);
+        let selected = SelectedKeys { indices: &indices, counts: &counts, topk: index.topk };
+        let mut out = vec![0.0; q_lat.len()];
+        for (kind, keys) in [("dense", None), ("selected", Some(selected))] {
+            let batch = MlaBatch { q_lat: &q_lat, q_pe: &q_pe, rows, keys };
+            group.bench_function(format!("attention/{kind}"), |b| {
+                let cache = LatentCache::F32(&cache);
+                b.iter(|| mla_attention(&shape, black_box(cache), &batch, &mut out));
+            });
+        }
+        group.finish();
+    }
+}
+
 /// Router and experts of the tiny checkpoint: hidden 256, 16 experts of width 64, top 4.
 fn moe(c: &mut Criterion) {
     const HIDDEN: usize = 256;
@@ -88,13 +153,15 @@ fn moe(c: &mut Criterion) {
     let mut group = c.benchmark_group("moe");
     let weight = values(64 * HIDDEN);
     let config = RouterConfig {
+        scoring: RouterScoring::Sigmoid,
+        choice: ExpertChoice::NoauxTc,
         n_group: 4,
         topk_group: 2,
         top_k: TOP_K,
         norm_topk_prob: true,
         routed_scaling_factor: 2.5,
     };
-    let router = Router::new(&values(16 * HIDDEN), &[0.0; 16], config);
+    let router = Router::new(&values(16 * HIDDEN), HIDDEN, Some(&[0.0; 16]), config);
     let wide = SwiGluMlp::from_f32(&weight, &weight, &weight, HIDDEN);
     let weight = narrow(&weight);
     let narrow = SwiGluMlp::from_bf16(&weight, &weight, &weight, HIDDEN);
@@ -129,5 +196,5 @@ fn small(c: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, linear, attention, moe, small);
+criterion_group!(benches, linear, attention, sparse, moe, small);
 criterion_main!(benches);

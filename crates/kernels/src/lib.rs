@@ -63,4 +63,4 @@ pub use norm::{add_rms_norm, layer_norm, rms_norm};
 pub use paged::PagedRows;
 pub use rope::{RopeHeads, RopeStyle, rope_in_place};
 pub use round::round_bf16_in_place;
-pub use router::{Router, RouterConfig};
+pub use router::{ExpertChoice, Router, RouterConfig, RouterScoring};

@@ -64,7 +64,11 @@ impl LayerBuilder<'_> {
             return Ok(FeedForward::Dense(GatedMlp::new(weights.each_ref(), self.ops)?));
         };
         let gate = self.weight(&format!("{prefix}.gate"))?;
-        let bias = self.tensors.take(&format!("{prefix}.gate.e_score_correction_bias"))?;
+        let bias = if moe.has_correction_bias() {
+            Some(self.tensors.take(&format!("{prefix}.gate.e_score_correction_bias"))?)
+        } else {
+            None
+        };
         let experts = (0..moe.n_routed_experts)
             .map(|expert_idx| self.mlp(&format!("{prefix}.experts.{expert_idx}")))
             .collect::<Result<_, _>>()?;

@@ -14,8 +14,8 @@ use crate::router::{Router, Routing};
 pub struct MoeWeights {
     /// Router weight, float32 `[n_routed_experts, hidden]`.
     pub gate: Tensor,
-    /// Router correction bias, float32 `[n_routed_experts]`.
-    pub bias: Tensor,
+    /// Router correction bias, float32 `[n_routed_experts]`, if the config has one.
+    pub bias: Option<Tensor>,
     /// The routed experts.
     pub experts: Vec<[Tensor; 3]>,
     /// The shared experts as one MLP, if there are any.
@@ -47,7 +47,7 @@ impl MoeMlp {
         let pack = |weights: &[Tensor; 3]| pack_mlp(weights.each_ref());
         let experts = weights.experts.iter();
         Ok(Self {
-            router: Router::new(&weights.gate, &weights.bias, config, ops)?,
+            router: Router::new(&weights.gate, weights.bias.as_ref(), config, ops)?,
             experts: match ops {
                 Ops::Torch => Experts::Torch(experts.map(mlp).collect::<Result<_, _>>()?),
                 Ops::Fused => {

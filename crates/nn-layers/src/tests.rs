@@ -1,6 +1,6 @@
 //! The plain form of each layer is the oracle of the fused one.
 
-use model_config::{MlaConfig, MoeConfig, RopeConfig};
+use model_config::{ExpertChoice, MlaConfig, MoeConfig, RopeConfig, RouterScoring};
 use tch::{Device, Kind, Tensor};
 
 use crate::*;
@@ -69,13 +69,15 @@ fn a_mixture_of_experts_agrees_and_rows_keep_to_themselves() {
         topk_group: 2,
         routed_scaling_factor: 2.5,
         norm_topk_prob: true,
+        scoring: RouterScoring::Sigmoid,
+        choice: ExpertChoice::NoauxTc,
         first_k_dense_replace: 0,
         moe_layer_freq: 1,
     };
     let mlp = |_| [random(&[12, 20]), random(&[12, 20]), random(&[20, 12])];
     let weights = MoeWeights {
         gate: random(&[8, 20]),
-        bias: random(&[8]),
+        bias: Some(random(&[8])),
         experts: (0..8).map(mlp).collect(),
         shared: Some(mlp(8)),
     };
@@ -86,7 +88,7 @@ fn a_mixture_of_experts_agrees_and_rows_keep_to_themselves() {
     assert_eq!(fused.forward(&x.narrow(0, 4, 1)).unwrap(), found.narrow(0, 4, 1));
 
     // A row by its definition.
-    let routing = Router::new(&weights.gate, &weights.bias, &config, Ops::Torch).unwrap();
+    let routing = Router::new(&weights.gate, weights.bias.as_ref(), &config, Ops::Torch).unwrap();
     let row = x.narrow(0, 4, 1);
     let routing = routing.forward(&row).unwrap();
     let run = |weights: &[Tensor; 3]| {

@@ -16,6 +16,8 @@ fn config(n_routed_experts: usize, num_experts_per_tok: usize) -> MoeConfig {
         topk_group: 1,
         routed_scaling_factor: 2.5,
         norm_topk_prob: true,
+        scoring: RouterScoring::Sigmoid,
+        choice: ExpertChoice::NoauxTc,
         first_k_dense_replace: 0,
         moe_layer_freq: 1,
     }
@@ -24,7 +26,8 @@ fn config(n_routed_experts: usize, num_experts_per_tok: usize) -> MoeConfig {
 /// Routes one row whose logits are `logits`; ids and weights.
 fn route(logits: &[f32], bias: &[f32], config: &MoeConfig, ops: Ops) -> (Vec<i64>, Vec<f64>) {
     let gate = Tensor::from_slice(logits).unsqueeze(1);
-    let router = Router::new(&gate, &Tensor::from_slice(bias), config, ops).unwrap();
+    let bias = config.has_correction_bias().then(|| Tensor::from_slice(bias));
+    let router = Router::new(&gate, bias.as_ref(), config, ops).unwrap();
     let routing = router.forward(&Tensor::ones([1, 1], (Kind::Float, Device::Cpu))).unwrap();
     let ids = Vec::<i64>::try_from(routing.expert_ids.get(0).to_kind(Kind::Int64)).unwrap();
     (ids, Vec::<f64>::try_from(routing.weights.get(0)).unwrap())
@@ -53,7 +56,7 @@ fn scores_and_bias_stay_float32() {
         assert_eq!(ids, [1], "{ops:?}");
         let gate = Tensor::zeros([2, 1], (Kind::Float, Device::Cpu));
         let rounded = Tensor::from_slice(&[4.001f32, 4.002]).to_kind(Kind::BFloat16);
-        let error = Router::new(&gate, &rounded, &config(2, 1), ops).unwrap_err();
+        let error = Router::new(&gate, Some(&rounded), &config(2, 1), ops).unwrap_err();
         assert!(matches!(error, TensorError::WrongKind { found: Kind::BFloat16, .. }), "{error}");
     }
 }
@@ -81,9 +84,30 @@ fn the_best_expert_of_a_dropped_group_is_not_chosen() {
     }
 }
 
+#[test]
+fn the_choice_decides_what_a_group_is_worth() {
+    // The best expert is in group 0, the best pair in group 1.
+    let logits = [2.2, -5.0, 2.0, 2.0];
+    for ops in BOTH {
+        for (choice, expected) in
+            [(ExpertChoice::NoauxTc, [2, 3]), (ExpertChoice::GroupLimitedGreedy, [0, 1])]
+        {
+            let config = MoeConfig { n_group: 2, topk_group: 1, choice, ..config(4, 2) };
+            assert_eq!(route(&logits, &[0.0; 4], &config, ops).0, expected, "{ops:?} {choice:?}");
+        }
+        let config = MoeConfig { choice: ExpertChoice::Greedy, ..config(4, 2) };
+        assert_eq!(route(&logits, &[], &config, ops).0, [0, 2], "{ops:?}");
+    }
+}
+
 /// Ids and weights of one row by their definition, in double precision.
 fn oracle(logits: &[f64], bias: &[f64], config: &MoeConfig) -> (Vec<i64>, Vec<f64>) {
-    let scores: Vec<f64> = logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect();
+    let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
+    let score = |logit: &f64| match config.scoring {
+        RouterScoring::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
+        RouterScoring::Softmax => logit.exp() / total,
+    };
+    let scores: Vec<f64> = logits.iter().map(score).collect();
     let biased: Vec<f64> = scores.iter().zip(bias).map(|(score, bias)| score + bias).collect();
     let order = |values: &[f64]| {
         let mut order: Vec<usize> = (0..values.len()).collect();
@@ -91,34 +115,37 @@ fn oracle(logits: &[f64], bias: &[f64], config: &MoeConfig) -> (Vec<i64>, Vec<f6
         order
     };
     let group_size = biased.len() / config.n_group;
+    let n_best = if config.choice == ExpertChoice::NoauxTc { 2 } else { 1 };
     let group_scores: Vec<f64> = biased
         .chunks(group_size)
-        .map(|group| order(group).iter().take(2).map(|&i| group[i]).sum())
+        .map(|group| order(group).iter().take(n_best).map(|&i| group[i]).sum())
         .collect();
     let kept = &order(&group_scores)[..config.topk_group];
     let eligible =
         order(&biased).into_iter().filter(|expert| kept.contains(&(expert / group_size)));
     let chosen: Vec<usize> = eligible.take(config.num_experts_per_tok).collect();
     let total: f64 = chosen.iter().map(|&expert| scores[expert]).sum();
-    let weights = chosen.iter().map(|&e| scores[e] / total * config.routed_scaling_factor);
+    let divisor = if config.norm_topk_prob { total } else { 1.0 };
+    let weights = chosen.iter().map(|&e| scores[e] / divisor * config.routed_scaling_factor);
     (chosen.iter().map(|&expert| expert as i64).collect(), weights.collect())
 }
 
-#[test]
-fn random_rows_agree_with_double_precision() {
-    tch::manual_seed(3);
-    let config = MoeConfig { n_group: 4, topk_group: 2, ..config(16, 4) };
+/// Checks 200 random rows of both forms.
+fn check_random_rows(config: &MoeConfig) {
     let options = (Kind::Float, Device::Cpu);
-    let gate = Tensor::randn([16, 24], options);
+    // Logits of about one: scores that are all but 1 are equal in single precision.
+    let gate = Tensor::randn([16, 24], options) * 0.2;
     let bias = Tensor::randn([16], options) * 0.1;
+    let bias = if config.has_correction_bias() { bias } else { bias.zeros_like() };
     let x = Tensor::randn([200, 24], options);
     let logits = x.to_kind(Kind::Double).matmul(&gate.to_kind(Kind::Double).tr());
     let bias64 = Vec::<f64>::try_from(bias.to_kind(Kind::Double)).unwrap();
+    let bias = config.has_correction_bias().then_some(&bias);
     for ops in BOTH {
-        let routing = Router::new(&gate, &bias, &config, ops).unwrap().forward(&x).unwrap();
+        let routing = Router::new(&gate, bias, config, ops).unwrap().forward(&x).unwrap();
         for row in 0..200 {
             let logits = Vec::<f64>::try_from(logits.get(row)).unwrap();
-            let (ids, weights) = oracle(&logits, &bias64, &config);
+            let (ids, weights) = oracle(&logits, &bias64, config);
             let found = routing.expert_ids.get(row).to_kind(Kind::Int64);
             assert_eq!(Vec::<i64>::try_from(found).unwrap(), ids, "{ops:?} row {row}");
             let found = Vec::<f64>::try_from(routing.weights.get(row)).unwrap();
@@ -126,5 +153,26 @@ fn random_rows_agree_with_double_precision() {
                 assert!((found - expected).abs() < 1e-5, "{ops:?} row {row}");
             }
         }
+    }
+}
+
+#[test]
+fn random_rows_agree_with_double_precision() {
+    tch::manual_seed(3);
+    let grouped = MoeConfig { n_group: 4, topk_group: 2, ..config(16, 4) };
+    let plain =
+        MoeConfig { scoring: RouterScoring::Softmax, norm_topk_prob: false, ..config(16, 4) };
+    check_random_rows(&grouped);
+    check_random_rows(&MoeConfig { scoring: RouterScoring::Softmax, ..grouped.clone() });
+    check_random_rows(&MoeConfig { choice: ExpertChoice::Greedy, ..plain.clone() });
+    for scoring in [RouterScoring::Sigmoid, RouterScoring::Softmax] {
+        let choice = ExpertChoice::GroupLimitedGreedy;
+        check_random_rows(&MoeConfig {
+            n_group: 4,
+            topk_group: 2,
+            scoring,
+            choice,
+            ..plain.clone()
+        });
     }
 }
