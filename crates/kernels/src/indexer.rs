@@ -173,7 +173,8 @@ impl Call<'_> {
             let row = &rows[index];
             // SAFETY: a row of the indices belongs to one token, hence to one task.
             let indices = unsafe { indices.slice(row.token * topk, topk) };
-            select::best(&scores[row.scores.clone()], indices);
+            let scores = &scores[row.scores.clone()];
+            dispatch(self.isa, select::Best { scores, indices });
         });
     }
 

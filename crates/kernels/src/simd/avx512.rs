@@ -112,6 +112,56 @@ impl F32x16 for Avx512 {
             )
         }))
     }
+
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        // Four rows at a time are transposed within their 128-bit lanes: lane `l` of `fours[c]`
+        // then holds element 4l + c of the four rows.
+        let mut fours = rows;
+        for rows in fours.as_chunks_mut::<4>().0 {
+            *rows = transpose_within_lanes(*rows);
+        }
+        let mut columns = rows;
+        for c in 0..4 {
+            let lanes = transpose_lanes([fours[c], fours[c + 4], fours[c + 8], fours[c + 12]]);
+            for (l, lane) in lanes.into_iter().enumerate() {
+                columns[4 * l + c] = lane;
+            }
+        }
+        columns
+    }
+}
+
+/// Per 128-bit lane, element `j` of vector `i` becomes element `i` of vector `j`.
+#[inline(always)]
+fn transpose_within_lanes([a, b, c, d]: [Avx512; 4]) -> [Avx512; 4] {
+    avx512!({
+        let (low_ab, high_ab) = (_mm512_unpacklo_ps(a.0, b.0), _mm512_unpackhi_ps(a.0, b.0));
+        let (low_cd, high_cd) = (_mm512_unpacklo_ps(c.0, d.0), _mm512_unpackhi_ps(c.0, d.0));
+        [
+            Avx512(_mm512_shuffle_ps::<0x44>(low_ab, low_cd)),
+            Avx512(_mm512_shuffle_ps::<0xee>(low_ab, low_cd)),
+            Avx512(_mm512_shuffle_ps::<0x44>(high_ab, high_cd)),
+            Avx512(_mm512_shuffle_ps::<0xee>(high_ab, high_cd)),
+        ]
+    })
+}
+
+/// The 128-bit lane `j` of vector `i` becomes lane `i` of vector `j`.
+#[inline(always)]
+fn transpose_lanes([a, b, c, d]: [Avx512; 4]) -> [Avx512; 4] {
+    avx512!({
+        let low_ab = _mm512_shuffle_f32x4::<0x44>(a.0, b.0);
+        let low_cd = _mm512_shuffle_f32x4::<0x44>(c.0, d.0);
+        let high_ab = _mm512_shuffle_f32x4::<0xee>(a.0, b.0);
+        let high_cd = _mm512_shuffle_f32x4::<0xee>(c.0, d.0);
+        [
+            Avx512(_mm512_shuffle_f32x4::<0x88>(low_ab, low_cd)),
+            Avx512(_mm512_shuffle_f32x4::<0xdd>(low_ab, low_cd)),
+            Avx512(_mm512_shuffle_f32x4::<0x88>(high_ab, high_cd)),
+            Avx512(_mm512_shuffle_f32x4::<0xdd>(high_ab, high_cd)),
+        ]
+    })
 }
 
 /// `[a[i] + a[i + 8], b[i] + b[i + 8]]`, eight lanes each.
