@@ -4,6 +4,7 @@ use tch::Tensor;
 use torch_ext::TensorError;
 
 use crate::device_layout::DeviceLayout;
+use crate::selection::Selection;
 
 /// Query rows of absorbed MLA. How many each sequence has is said by the layout's `cu_seqlens_q`:
 /// any mixture of prefill chunks, verify windows and single decodes.
@@ -13,9 +14,40 @@ pub struct MlaQuery<'a> {
     pub q_latent: &'a Tensor,
     /// Rotated queries, `[T, H, rope_dim]`.
     pub q_pe: &'a Tensor,
+    /// What scores are multiplied by before softmax.
+    pub scale: f64,
+    /// The keys that each row attends; `None` is every key that it sees.
+    pub selection: Option<&'a Selection>,
 }
 
-/// Writes and attends paged latent caches. A cache is `[n_slots, kv_lora_rank + rope_dim]`.
+/// Query rows of a lightning indexer.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexQuery<'a> {
+    /// Rotated queries, `[T, index_n_heads, index_head_dim]`.
+    pub q: &'a Tensor,
+    /// Weights of the heads, f32 `[T, index_n_heads]`, all constant factors included but
+    /// `index_head_dim^-0.5`.
+    pub weights: &'a Tensor,
+    /// The most keys that a row selects, `index_topk`.
+    pub topk: usize,
+}
+
+impl IndexQuery<'_> {
+    /// What the products of queries and keys are multiplied by, `index_head_dim^-0.5`.
+    pub(crate) fn scale(&self) -> f64 {
+        (width(self.q) as f64).powf(-0.5)
+    }
+}
+
+/// Bytes behind the 8-bit codes of an index key: its scale, one float32.
+pub(crate) const FP8_SCALE_BYTES: i64 = 4;
+
+/// Writes and attends paged caches, which all share the block tables of a layout.
+///
+/// A **latent cache** is `[n_slots, kv_lora_rank + rope_dim]`. An **index cache** is
+/// `[n_slots, index_head_dim]` of float32 or bfloat16, or u8 `[n_slots, index_head_dim + 4]`: the
+/// key as 8-bit floats (e4m3), then the bytes of one float32 scale in the order of the machine. The
+/// scale is `max(amax, 1e-4) / 448`, rounded up to a power of two.
 pub trait AttentionBackend: Send + Sync {
     /// A short name for logs and reports.
     fn name(&self) -> &'static str;
@@ -34,20 +66,55 @@ pub trait AttentionBackend: Send + Sync {
         layout: &DeviceLayout,
     ) -> Result<(), TensorError>;
 
-    /// Attends each query row to the keys `0..=position` of its sequence and returns the weighted
-    /// latents `[T, H, kv_lora_rank]` in the dtype of the query. Scores are multiplied by `scale`;
-    /// scores, softmax and sums are float32.
+    /// Attends each query row to its selected keys, or to all the keys `0..=position` of its
+    /// sequence, and returns the weighted latents `[T, H, kv_lora_rank]` in the dtype of the
+    /// query. Scores, softmax and sums are float32. A row that selects nothing is zero.
     ///
     /// # Errors
     ///
     /// [`TensorError`] if shapes, dtypes or devices do not fit.
+    ///
+    /// # Panics
+    ///
+    /// If a selected position is not visible to its row.
     fn mla(
         &self,
         query: MlaQuery<'_>,
         cache: &Tensor,
-        scale: f64,
         layout: &DeviceLayout,
     ) -> Result<Tensor, TensorError>;
+
+    /// Writes the index keys `[T, index_head_dim]` of the layout's tokens to their slots.
+    ///
+    /// # Errors
+    ///
+    /// [`TensorError`] if shapes, dtypes or devices do not fit.
+    fn write_index_keys(
+        &self,
+        cache: &Tensor,
+        keys: &Tensor,
+        layout: &DeviceLayout,
+    ) -> Result<(), TensorError>;
+
+    /// Scores the keys `0..=position` of each row's sequence and selects the `topk` best, the
+    /// lower position where scores are equal:
+    ///
+    /// ```text
+    /// score(t, s) = sum over heads h of weights[t, h] * ReLU(index_head_dim^-0.5 * q[t, h] . k_s)
+    /// ```
+    ///
+    /// Scores are float32. A row that sees no more than `topk` keys selects them all and scores
+    /// none. Also returns how many keys were scored, over all rows.
+    ///
+    /// # Errors
+    ///
+    /// [`TensorError`] if shapes, dtypes or devices do not fit.
+    fn select(
+        &self,
+        query: IndexQuery<'_>,
+        cache: &Tensor,
+        layout: &DeviceLayout,
+    ) -> Result<(Selection, u64), TensorError>;
 }
 
 /// The last dimension of a tensor.

@@ -1,14 +1,19 @@
 //! The production backend of the CPU: fused kernels over the tensors' memory.
 
 use half::bf16;
-use kernels::{LatentCache, MlaBatch, MlaShape, PagedRows, mla_attention};
+use kernels::{
+    IndexBatch, IndexCache, IndexShape, LatentCache, MlaBatch, MlaShape, PagedRows, SelectedKeys,
+    lightning_index, mla_attention, store_fp8_key,
+};
 use tch::{Kind, Tensor};
 use torch_ext::{Element, TensorError, empty, slice, slice_mut};
 
-use crate::backend::{AttentionBackend, MlaQuery, width};
+use crate::backend::{AttentionBackend, FP8_SCALE_BYTES, IndexQuery, MlaQuery, width};
 use crate::device_layout::DeviceLayout;
+use crate::selection::Selection;
 
-/// Runs the `kernels` crate. Queries and latents are float32, caches float32 or bfloat16.
+/// Runs the `kernels` crate. Queries, latents and index keys are float32, caches float32 or
+/// bfloat16, index caches also 8-bit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuBackend;
 
@@ -24,15 +29,17 @@ impl AttentionBackend for CpuBackend {
         k_pe: &Tensor,
         layout: &DeviceLayout,
     ) -> Result<(), TensorError> {
-        let rows = LatentRows {
-            latent: slice(latent)?,
-            k_pe: slice(k_pe)?,
-            widths: (width(latent) as usize, width(k_pe) as usize),
-        };
+        let widths = (width(latent) as usize, width(k_pe) as usize);
+        let (latent, k_pe) = (slice::<f32>(latent)?, slice::<f32>(k_pe)?);
+        let rows = latent.chunks_exact(widths.0).zip(k_pe.chunks_exact(widths.1));
+        let rows = rows.map(|(latent, k_pe)| latent.iter().chain(k_pe));
+        let target = ("the latent cache", widths.0 + widths.1);
         if cache.f_kind()? == Kind::BFloat16 {
-            rows.write(cache, layout, bf16::from_f32)
+            write_rows(cache, target, layout, rows, |row, values| {
+                convert(row, values, bf16::from_f32)
+            })
         } else {
-            rows.write(cache, layout, |value: f32| value)
+            write_rows(cache, target, layout, rows, |row, values| convert(row, values, |x| x))
         }
     }
 
@@ -40,7 +47,6 @@ impl AttentionBackend for CpuBackend {
         &self,
         query: MlaQuery<'_>,
         cache: &Tensor,
-        scale: f64,
         layout: &DeviceLayout,
     ) -> Result<Tensor, TensorError> {
         let shape = query.q_latent.size();
@@ -53,66 +59,135 @@ impl AttentionBackend for CpuBackend {
             n_heads: shape[1] as usize,
             kv_lora_rank: width(query.q_latent) as usize,
             rope_dim: width(query.q_pe) as usize,
-            scale: scale as f32,
+            scale: query.scale as f32,
         };
         let cache = match cache.f_kind()? {
             Kind::BFloat16 => LatentCache::Bf16(slice(cache)?),
             _ => LatentCache::F32(slice(cache)?),
         };
+        let keys = match query.selection {
+            None => None,
+            Some(selection) => {
+                selection.check(layout)?;
+                Some(SelectedKeys {
+                    indices: slice(selection.indices())?,
+                    counts: slice(selection.counts())?,
+                    topk: selection.topk(),
+                })
+            }
+        };
         let batch = MlaBatch {
             q_lat: slice(query.q_latent)?,
             q_pe: slice(query.q_pe)?,
-            rows: PagedRows {
-                token_to_seq: host.token_to_seq(),
-                positions: host.positions(),
-                block_tables: host.block_tables(),
-                max_blocks: host.max_blocks(),
-                block_size: host.block_size() as usize,
-            },
-            keys: None,
+            rows: paged_rows(layout),
+            keys,
         };
         mla_attention(&shape, cache, &batch, slice_mut(&mut out)?);
         Ok(out)
     }
-}
 
-/// Latent rows to be written.
-struct LatentRows<'a> {
-    /// `[T, kv_lora_rank]`.
-    latent: &'a [f32],
-    /// `[T, rope_dim]`.
-    k_pe: &'a [f32],
-    /// `kv_lora_rank` and `rope_dim`.
-    widths: (usize, usize),
-}
-
-impl LatentRows<'_> {
-    fn write<T: Element>(
+    fn write_index_keys(
         &self,
         cache: &Tensor,
+        keys: &Tensor,
         layout: &DeviceLayout,
-        convert: impl Fn(f32) -> T,
     ) -> Result<(), TensorError> {
-        let (latent_width, rope_width) = self.widths;
-        let row_width = latent_width + rope_width;
-        if width(cache) as usize != row_width {
-            return Err(TensorError::WrongShape {
-                what: "the latent cache",
-                found: cache.size(),
-                expected: vec![cache.size()[0], row_width as i64],
-            });
-        }
-        // A clone shares the storage, so this writes to the cache.
-        let mut cache = cache.shallow_clone();
-        let cache = slice_mut::<T>(&mut cache)?;
-        let latents = self.latent.chunks_exact(latent_width);
-        let rows = latents.zip(self.k_pe.chunks_exact(rope_width));
-        for (&slot, (latent, k_pe)) in layout.host().slot_mapping().iter().zip(rows) {
-            let row = &mut cache[slot as usize * row_width..][..row_width];
-            for (dst, &value) in row.iter_mut().zip(latent.iter().chain(k_pe)) {
-                *dst = convert(value);
+        let head_dim = width(keys) as usize;
+        let rows = slice::<f32>(keys)?.chunks_exact(head_dim);
+        let what = "the index cache";
+        match cache.f_kind()? {
+            Kind::Uint8 => {
+                let target = (what, head_dim + FP8_SCALE_BYTES as usize);
+                write_rows(cache, target, layout, rows, |row: &mut [u8], key| {
+                    store_fp8_key(key, row);
+                })
             }
+            Kind::BFloat16 => write_rows(cache, (what, head_dim), layout, rows, |row, key| {
+                convert(row, key, bf16::from_f32);
+            }),
+            _ => write_rows(cache, (what, head_dim), layout, rows, |row: &mut [f32], key| {
+                row.copy_from_slice(key);
+            }),
         }
-        Ok(())
+    }
+
+    fn select(
+        &self,
+        query: IndexQuery<'_>,
+        cache: &Tensor,
+        layout: &DeviceLayout,
+    ) -> Result<(Selection, u64), TensorError> {
+        let shape = query.q.size();
+        let (n_rows, topk) = (shape[0], query.topk as i64);
+        let mut indices = empty::<i32>(&[n_rows, topk])?;
+        let mut counts = empty::<i32>(&[n_rows])?;
+        if n_rows == 0 {
+            return Ok((Selection::new(indices, counts)?, 0));
+        }
+        let shape = IndexShape {
+            n_heads: shape[1] as usize,
+            head_dim: width(query.q) as usize,
+            topk: query.topk,
+            scale: query.scale() as f32,
+        };
+        let cache = match cache.f_kind()? {
+            Kind::Uint8 => IndexCache::Fp8(slice(cache)?),
+            Kind::BFloat16 => IndexCache::Bf16(slice(cache)?),
+            _ => IndexCache::F32(slice(cache)?),
+        };
+        let batch = IndexBatch {
+            q: slice(query.q)?,
+            weights: slice(query.weights)?,
+            rows: paged_rows(layout),
+        };
+        let (chosen, n_chosen) = (slice_mut(&mut indices)?, slice_mut(&mut counts)?);
+        let n_scored = lightning_index(&shape, cache, &batch, chosen, n_chosen);
+        Ok((Selection::new(indices, counts)?, n_scored))
+    }
+}
+
+fn paged_rows(layout: &DeviceLayout) -> PagedRows<'_> {
+    let host = layout.host();
+    PagedRows {
+        token_to_seq: host.token_to_seq(),
+        positions: host.positions(),
+        block_tables: host.block_tables(),
+        max_blocks: host.max_blocks(),
+        block_size: host.block_size() as usize,
+    }
+}
+
+/// Writes one row for each token of the layout to a cache, which is `target`: its name and the
+/// width of its rows.
+fn write_rows<T: Element, R>(
+    cache: &Tensor,
+    (what, row_width): (&'static str, usize),
+    layout: &DeviceLayout,
+    rows: impl Iterator<Item = R>,
+    write: impl Fn(&mut [T], R),
+) -> Result<(), TensorError> {
+    if width(cache) as usize != row_width {
+        return Err(TensorError::WrongShape {
+            what,
+            found: cache.size(),
+            expected: vec![cache.size()[0], row_width as i64],
+        });
+    }
+    // A clone shares the storage, so this writes to the cache.
+    let mut cache = cache.shallow_clone();
+    let cache = slice_mut::<T>(&mut cache)?;
+    for (&slot, values) in layout.host().slot_mapping().iter().zip(rows) {
+        write(&mut cache[slot as usize * row_width..][..row_width], values);
+    }
+    Ok(())
+}
+
+fn convert<'a, T>(
+    row: &mut [T],
+    values: impl IntoIterator<Item = &'a f32>,
+    convert: impl Fn(f32) -> T,
+) {
+    for (dst, &value) in row.iter_mut().zip(values) {
+        *dst = convert(value);
     }
 }

@@ -1,13 +1,14 @@
-//! Paged MLA attention behind one trait: plain reference and fused CPU.
+//! Paged MLA attention, dense and sparse, behind one trait: plain reference and fused CPU.
 //!
-//! **Owns** the KV cache's format (one latent row a token and layer), how rows are written to it
-//! and attended through a block table, and the device copy of a batch layout. **Must not know**
-//! projections, models, requests or who owns a block.
+//! **Owns** the formats of the latent cache and of the index cache (one row a token and layer), how
+//! rows are written to them, selected and attended through a block table, and the device copy of a
+//! batch layout. **Must not know** projections, models, requests or who owns a block.
 //!
 //! Invariants (numbered in `ARCHITECTURE.md`):
 //! * The number of query rows of a sequence is explicit in the layout, and a row at position `p`
 //!   sees the keys `0..=p` of its sequence and nothing else: not the drafts behind it in a verify
 //!   window, not a rejected or unused slot \[INV-4].
+//! * A selected position is one that its row sees; sparse attention reads nothing else.
 //! * A row's result does not depend on its batch mates \[INV-11]; bit for bit with [`CpuBackend`].
 //!
 //! # Example
@@ -31,8 +32,8 @@
 //!
 //! let q_latent = Tensor::ones([2, 1, 4], (Kind::Float, Device::Cpu)); // one head
 //! let q_pe = Tensor::zeros([2, 1, 1], (Kind::Float, Device::Cpu));
-//! let query = MlaQuery { q_latent: &q_latent, q_pe: &q_pe };
-//! let out = CpuBackend.mla(query, &cache, 0.5, &layout)?;
+//! let query = MlaQuery { q_latent: &q_latent, q_pe: &q_pe, scale: 0.5, selection: None };
+//! let out = CpuBackend.mla(query, &cache, &layout)?;
 //! assert_eq!(out.size(), [2, 1, 4]);
 //! assert!((out.get(0).squeeze() - latent.get(0)).abs().max().double_value(&[]) < 1e-6);
 //! # Ok::<(), torch_ext::TensorError>(())
@@ -42,11 +43,13 @@ mod backend;
 mod cpu;
 mod device_layout;
 mod reference;
+mod selection;
 
 #[cfg(test)]
 mod tests;
 
-pub use backend::{AttentionBackend, MlaQuery};
+pub use backend::{AttentionBackend, IndexQuery, MlaQuery};
 pub use cpu::CpuBackend;
 pub use device_layout::DeviceLayout;
 pub use reference::ReferenceBackend;
+pub use selection::Selection;

@@ -1,5 +1,7 @@
 //! One conformance suite for every backend; the oracle is a scalar loop in double precision.
 
+mod sparse;
+
 use batch_layout::{BatchLayout, SeqSpec};
 use tch::{Device, Kind, Tensor};
 
@@ -56,8 +58,8 @@ impl Batch {
         }
     }
 
-    /// Feeds `(seq, n_computed, n_query)` each: writes their latents and attends their queries.
-    fn run(&self, backend: &dyn AttentionBackend, rows: &[Rows]) -> Tensor {
+    /// The layout of `(seq, n_computed, n_query)` each.
+    fn layout(&self, rows: &[Rows]) -> DeviceLayout {
         let mut layout = BatchLayout::new(self.block_size);
         for &(seq, n_computed, n_query) in rows {
             let as_u32 = |n: i64| u32::try_from(n).unwrap();
@@ -65,24 +67,52 @@ impl Batch {
             layout.push(spec, &self.sequences[seq].blocks);
         }
         layout.finish();
-        let layout = DeviceLayout::upload(&layout, Device::Cpu);
-        let gather = |part: fn(&Sequence) -> &Tensor| {
-            let part = |&(seq, start, len): &Rows| part(&self.sequences[seq]).narrow(0, start, len);
-            Tensor::cat(&rows.iter().map(part).collect::<Vec<_>>(), 0)
-        };
-        let (latent, k_pe) = (gather(|seq| &seq.latent), gather(|seq| &seq.k_pe));
+        DeviceLayout::upload(&layout, Device::Cpu)
+    }
+
+    fn gather(&self, rows: &[Rows], part: fn(&Sequence) -> &Tensor) -> Tensor {
+        let part = |&(seq, start, len): &Rows| part(&self.sequences[seq]).narrow(0, start, len);
+        Tensor::cat(&rows.iter().map(part).collect::<Vec<_>>(), 0)
+    }
+
+    /// Writes the latents of the rows and attends their queries to all that they see.
+    fn run(&self, backend: &dyn AttentionBackend, rows: &[Rows]) -> Tensor {
+        let layout = self.layout(rows);
+        let (latent, k_pe) = (self.gather(rows, |s| &s.latent), self.gather(rows, |s| &s.k_pe));
         backend.write_latent(&self.cache, &latent, &k_pe, &layout).unwrap();
-        let (q_latent, q_pe) = (gather(|seq| &seq.q_latent), gather(|seq| &seq.q_pe));
-        let query = MlaQuery { q_latent: &q_latent, q_pe: &q_pe };
-        backend.mla(query, &self.cache, SCALE, &layout).unwrap()
+        self.attend(backend, rows, None)
+    }
+
+    /// Attends the queries of the rows, whose latents are written.
+    fn attend(
+        &self,
+        backend: &dyn AttentionBackend,
+        rows: &[Rows],
+        selection: Option<&Selection>,
+    ) -> Tensor {
+        let (q_latent, q_pe) = (self.gather(rows, |s| &s.q_latent), self.gather(rows, |s| &s.q_pe));
+        let query = MlaQuery { q_latent: &q_latent, q_pe: &q_pe, scale: SCALE, selection };
+        backend.mla(query, &self.cache, &self.layout(rows)).unwrap()
+    }
+
+    /// The cache row of a position.
+    fn slot_of(&self, seq: usize, position: i64) -> Tensor {
+        let block_size = i64::from(self.block_size);
+        let block = self.sequences[seq].blocks[usize::try_from(position / block_size).unwrap()];
+        self.cache.get(i64::from(block) * block_size + position % block_size)
     }
 
     /// What a row must be, by plain loops over its visible keys.
     fn expected(&self, seq: usize, position: i64) -> Vec<f64> {
+        self.expected_of(seq, position, &(0..=position).collect::<Vec<_>>())
+    }
+
+    /// What a row must be if it attends `keys` only.
+    fn expected_of(&self, seq: usize, position: i64, keys: &[i64]) -> Vec<f64> {
         let floats = |tensor: Tensor| Vec::<f64>::try_from(tensor.flatten(0, -1)).unwrap();
         let seq = &self.sequences[seq];
         let keys: Vec<(Vec<f64>, Vec<f64>)> =
-            (0..=position).map(|p| (floats(seq.latent.get(p)), floats(seq.k_pe.get(p)))).collect();
+            keys.iter().map(|&p| (floats(seq.latent.get(p)), floats(seq.k_pe.get(p)))).collect();
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let mut out = Vec::new();
         for head in 0..N_HEADS {
@@ -90,7 +120,8 @@ impl Batch {
             let q_pe = floats(seq.q_pe.get(position).get(head));
             let scores = keys.iter().map(|(c, pe)| SCALE * (dot(&q_latent, c) + dot(&q_pe, pe)));
             let weights: Vec<f64> = scores.map(f64::exp).collect();
-            let total: f64 = weights.iter().sum();
+            // Without keys the sum is empty, hence zero.
+            let total = weights.iter().sum::<f64>().max(f64::MIN_POSITIVE);
             let rank = usize::try_from(KV_RANK).unwrap();
             out.extend((0..rank).map(|i| {
                 let terms = weights.iter().zip(&keys).map(|(weight, (c, _))| weight * c[i]);
@@ -158,8 +189,7 @@ fn a_rejected_tail_is_overwritten_or_never_read() {
         // Three drafts behind position 5, all rejected; their slots are poisoned.
         let _ = batch.run(backend, &[(0, 5, 4)]);
         for position in [6i64, 7, 8] {
-            let block = batch.sequences[0].blocks[usize::try_from(position).unwrap() / 4];
-            let _ = batch.cache.get(i64::from(block) * 4 + position % 4).fill_(f64::NAN);
+            let _ = batch.slot_of(0, position).fill_(f64::NAN);
         }
         let rows = [(1, 6, 1), (0, 6, 2)];
         batch.check(&batch.run(backend, &rows), &rows, 1e-5);
@@ -235,14 +265,14 @@ fn selected_rows_see_what_they_saw() {
         let pick = |a: &Tensor, b: &Tensor| Tensor::stack(&[a.get(6), a.get(8), b.get(12)], 0);
         let [a, b] = &batch.sequences[..] else { unreachable!("there are two sequences") };
         let (q_latent, q_pe) = (pick(&a.q_latent, &b.q_latent), pick(&a.q_pe, &b.q_pe));
-        let query = MlaQuery { q_latent: &q_latent, q_pe: &q_pe };
-        let found = backend.mla(query, &batch.cache, SCALE, &selected).unwrap();
+        let query = MlaQuery { q_latent: &q_latent, q_pe: &q_pe, scale: SCALE, selection: None };
+        let found = backend.mla(query, &batch.cache, &selected).unwrap();
         batch.check(&found, &[(0, 6, 1), (0, 8, 1), (1, 12, 1)], 1e-5);
         // No row is a layout, too.
         let none = DeviceLayout::upload(&layout, Device::Cpu).select_rows(&[]);
         let (q_latent, q_pe) = (q_latent.narrow(0, 0, 0), q_pe.narrow(0, 0, 0));
-        let query = MlaQuery { q_latent: &q_latent, q_pe: &q_pe };
-        let found = backend.mla(query, &batch.cache, SCALE, &none).unwrap();
+        let query = MlaQuery { q_latent: &q_latent, q_pe: &q_pe, scale: SCALE, selection: None };
+        let found = backend.mla(query, &batch.cache, &none).unwrap();
         assert_eq!(found.size(), [0, N_HEADS, KV_RANK]);
     }
 }

@@ -25,6 +25,11 @@ pub enum RunnerError {
         /// The drafts wanted.
         num_speculative_tokens: u32,
     },
+    /// Draft steps are to share a selection of keys, and there is none to share.
+    IndexShare {
+        /// What is missing.
+        reason: &'static str,
+    },
     /// The memory for KV does not hold one block.
     NoRoomForKv {
         /// The memory.
@@ -54,6 +59,9 @@ impl fmt::Display for RunnerError {
                 "num_speculative_tokens is {num_speculative_tokens}, but the model has no MTP \
                  layer to draft with; use 0"
             ),
+            Self::IndexShare { reason } => {
+                write!(f, "index_share is on, but {reason}; use auto or off")
+            }
             Self::NoRoomForKv { kv_cache_bytes, block_bytes } => write!(
                 f,
                 "one KV block needs {block_bytes} bytes, more than the {kv_cache_bytes} allowed \

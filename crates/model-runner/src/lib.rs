@@ -43,6 +43,6 @@ mod staging;
 mod tests;
 
 pub use error::RunnerError;
-pub use kv_cache::KvInit;
-pub use limits::{AttentionChoice, IndexCacheDtype, RunnerOptions};
+pub use limits::{AttentionChoice, RunnerOptions};
+pub use models::{IndexCacheDtype, KvInit};
 pub use runner::Runner;

@@ -1,11 +1,10 @@
 //! Memory planning: from options and a model's sizes to the limits that plans keep.
 
 use engine_types::{ExecutorLimits, MAX_SPECULATIVE_TOKENS};
-use model_config::ModelConfig;
+use models::{DeepseekMtp, IndexCacheDtype, KvInit, LoadedModel};
 use spec_decode::IndexShare;
 
 use crate::error::RunnerError;
-use crate::kv_cache::KvInit;
 
 /// What a [`Runner`](crate::Runner) is built with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,16 +32,6 @@ pub struct RunnerOptions {
     pub index_share: IndexShare,
     /// How index keys are stored.
     pub index_cache_dtype: IndexCacheDtype,
-}
-
-/// How the index keys of sparse attention are stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IndexCacheDtype {
-    /// In the dtype that the model computes in.
-    #[default]
-    Auto,
-    /// As 8-bit floats (e4m3) with one float32 scale, a power of two, for each token.
-    Fp8,
 }
 
 /// Which attention backend a runner uses.
@@ -73,14 +62,14 @@ impl Default for RunnerOptions {
     }
 }
 
-/// Checks `options` against a model with `num_mtp_layers` loaded and plans the pool, which has KV
-/// for every loaded layer; `n_bytes_per_value` is the cache's.
+/// Checks `options` against a model and plans the pool, which has latents for every loaded layer
+/// and index keys for every loaded layer with an indexer.
 pub(crate) fn plan_limits(
     options: &RunnerOptions,
-    config: &ModelConfig,
-    num_mtp_layers: usize,
-    n_bytes_per_value: usize,
+    model: &LoadedModel,
 ) -> Result<ExecutorLimits, RunnerError> {
+    let config = &model.config;
+    let num_mtp_layers = model.mtp.as_ref().map_or(0, DeepseekMtp::num_layers);
     let drafts = options.num_speculative_tokens;
     at_least_one("block_size", options.block_size)?;
     at_least_one("max_num_seqs", options.max_num_seqs)?;
@@ -98,11 +87,9 @@ pub(crate) fn plan_limits(
     if max_model_len > model_len {
         return Err(invalid("max_model_len", max_model_len, format!("at most {model_len}")));
     }
-    let n_layers = config.num_hidden_layers + num_mtp_layers;
-    let n_bytes_per_slot = config.attention.cache_width() * n_layers * n_bytes_per_value;
     Ok(ExecutorLimits {
         block_size: options.block_size,
-        num_blocks: num_blocks(options, n_bytes_per_slot, max_model_len)?,
+        num_blocks: num_blocks(options, n_bytes_per_slot(options, model), max_model_len)?,
         max_model_len,
         max_num_seqs: options.max_num_seqs,
         max_num_batched_tokens: options.max_num_batched_tokens,
@@ -110,6 +97,18 @@ pub(crate) fn plan_limits(
         n_lookahead_max: if drafts > 0 { to_u32(num_mtp_layers) } else { 0 },
         vocab_size: to_u32(config.vocab_size),
     })
+}
+
+/// Bytes that the caches of all loaded layers keep for a token.
+pub(crate) fn n_bytes_per_slot(options: &RunnerOptions, model: &LoadedModel) -> usize {
+    let (config, kind) = (&model.config, model.dtype.kind());
+    let latent = config.attention.cache_width() * kind.elt_size_in_bytes();
+    let n_layers = model.num_cache_layers();
+    let index = config.dsa.as_ref().map_or(0, |dsa| {
+        let n_indexers = (0..n_layers).filter(|&layer_idx| config.has_indexer(layer_idx)).count();
+        n_indexers * options.index_cache_dtype.n_bytes_per_key(dsa, kind)
+    });
+    n_layers * latent + index
 }
 
 fn num_blocks(

@@ -3,15 +3,16 @@
 use attention_backends::{AttentionBackend, CpuBackend, DeviceLayout, ReferenceBackend};
 use batch_layout::BatchLayout;
 use engine_types::{
-    ExecutorError, ExecutorLimits, PlanRow, StepExecutor, StepOutcome, StepPlan, TokenId,
+    ExecutorError, ExecutorLimits, IndexerStats, PlanRow, StepExecutor, StepOutcome, StepPlan,
+    TokenId,
 };
-use models::{DeepseekMtp, ForwardContext, LoadedModel};
-use spec_decode::{AcceptedRuns, DraftSeq, EagleProposer};
+use models::{DeepseekMtp, ForwardContext, ForwardOutput, LoadedModel};
+use spec_decode::{AcceptedRuns, DraftMethod, DraftSeq, EagleProposer, IndexShareFacts};
 use tch::{Device, Tensor};
 
 use crate::error::{RunnerError, StepError};
 use crate::kv_cache::KvCache;
-use crate::limits::{AttentionChoice, RunnerOptions, plan_limits};
+use crate::limits::{AttentionChoice, RunnerOptions, n_bytes_per_slot, plan_limits};
 use crate::staging::Staging;
 
 /// A model with its KV caches, behind [`StepExecutor`].
@@ -50,40 +51,34 @@ impl Runner {
     /// [`RunnerError`] if an option is outside its bounds, drafts are wanted of a model that was
     /// loaded without MTP layers, or memory is short.
     pub fn new(model: LoadedModel, options: &RunnerOptions) -> Result<Self, RunnerError> {
-        let num_mtp_layers = model.mtp.as_ref().map_or(0, DeepseekMtp::num_layers);
-        let kind = model.dtype.kind();
-        let limits = plan_limits(options, &model.config, num_mtp_layers, kind.elt_size_in_bytes())?;
+        let limits = plan_limits(options, &model)?;
         let n_slots = i64::from(limits.num_blocks) * i64::from(limits.block_size);
-        let width = model.config.attention.cache_width() as i64;
-        let kv_cache = KvCache::new(
-            model.num_cache_layers(),
-            [n_slots, width],
-            (kind, model.device),
-            options.kv_init,
-        )
-        .map_err(|_| {
-            let n_values = n_slots as u64 * width as u64 * model.num_cache_layers() as u64;
-            let n_bytes = n_values * kind.elt_size_in_bytes() as u64;
-            RunnerError::KvAllocation { num_blocks: limits.num_blocks, n_bytes }
-        })?;
+        let caches = model.new_caches(n_slots, options.index_cache_dtype, options.kv_init);
+        let kv_cache = KvCache::new(caches.map_err(|_| RunnerError::KvAllocation {
+            num_blocks: limits.num_blocks,
+            n_bytes: n_slots as u64 * n_bytes_per_slot(options, &model) as u64,
+        })?);
         let backend: Box<dyn AttentionBackend> = match (options.attention, model.device) {
             (AttentionChoice::Auto, Device::Cpu) => Box::new(CpuBackend),
             _ => Box::new(ReferenceBackend),
         };
-        let proposer = EagleProposer::new(
-            options.num_speculative_tokens as usize,
-            num_mtp_layers,
-            limits.block_size,
-        )?;
+        let proposer = proposer(&model, options)?;
         tracing::info!(
             num_blocks = limits.num_blocks,
             block_size = limits.block_size,
             kv_bytes = kv_cache.n_bytes(),
             attention = backend.name(),
             num_speculative_tokens = limits.max_num_speculative_tokens,
-            num_mtp_layers,
+            num_mtp_layers = model.num_cache_layers() - model.config.num_hidden_layers,
+            index_share = proposer.shares_index(),
             "runner ready"
         );
+        if proposer.shares_index() {
+            tracing::info!(
+                "MTP draft index_share_for_mtp_iteration enabled: step 0 computes indexer top-k, \
+                 steps 1+ reuse the buffer."
+            );
+        }
         Ok(Self {
             model,
             backend,
@@ -96,14 +91,27 @@ impl Runner {
         })
     }
 
-    fn step(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), StepError> {
-        let hidden = self.forward(&self.staging.ids, &self.staging.layout)?;
-        self.verify(&hidden)?;
-        self.propose(plan, &hidden, outcome)
+    /// Whether draft steps after the first reuse its selection of keys.
+    #[must_use]
+    pub fn shares_index(&self) -> bool {
+        self.proposer.shares_index()
     }
 
-    /// Runs the target over all rows: hidden states after its final norm, `[n_tokens, hidden]`.
-    pub(crate) fn forward(&self, ids: &[i64], layout: &BatchLayout) -> Result<Tensor, StepError> {
+    fn step(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), StepError> {
+        let output = self.forward(&self.staging.ids, &self.staging.layout)?;
+        let is_prefill = plan.rows().iter().any(is_prefill_chunk);
+        let IndexerStats { target_prefill, target_verify, .. } = &mut outcome.indexer;
+        *(if is_prefill { target_prefill } else { target_verify }) = output.indexer;
+        self.verify(&output.hidden)?;
+        self.propose(plan, &output.hidden, outcome)
+    }
+
+    /// Runs the target over all rows.
+    pub(crate) fn forward(
+        &self,
+        ids: &[i64],
+        layout: &BatchLayout,
+    ) -> Result<ForwardOutput, StepError> {
         let cx = ForwardContext {
             layout: &DeviceLayout::upload(layout, self.model.device),
             caches: self.kv_cache.layers(),
@@ -154,7 +162,9 @@ impl Runner {
                 })
                 .collect();
             let drafter = mtp.bind(self.kv_cache.layers(), self.backend.as_ref());
-            drafts = self.proposer.propose(&drafter, &seqs, hidden)?;
+            let proposal = self.proposer.propose(&drafter, &seqs, hidden)?;
+            outcome.indexer.draft_steps = *proposal.indexer;
+            drafts = proposal.drafts;
         }
         let mut drafts = drafts.iter().map(Vec::as_slice);
         for (row_idx, row) in plan.rows().iter().enumerate() {
@@ -165,6 +175,30 @@ impl Runner {
         }
         Ok(())
     }
+}
+
+/// The proposer that `options` ask for, with index sharing on or off.
+fn proposer(model: &LoadedModel, options: &RunnerOptions) -> Result<EagleProposer, RunnerError> {
+    let mtp = model.mtp.as_ref();
+    let k = options.num_speculative_tokens as usize;
+    let dsa = model.config.dsa.as_ref();
+    let facts = IndexShareFacts {
+        method: if k > 0 { DraftMethod::Mtp } else { DraftMethod::None },
+        config_flag: dsa.is_some_and(|dsa| dsa.index_share_for_mtp_iteration),
+        index_topk: dsa.map(|dsa| dsa.index_topk),
+        draft_model_can_share: mtp.is_some_and(DeepseekMtp::can_share_selection),
+    };
+    let num_layers = mtp.map_or(0, DeepseekMtp::num_layers);
+    let mut proposer = EagleProposer::new(k, num_layers, options.block_size)?;
+    let is_shared = options.index_share.resolve(&facts);
+    proposer.share_index(is_shared.map_err(|reason| RunnerError::IndexShare { reason })?);
+    Ok(proposer)
+}
+
+/// Whether a row holds tokens of a prompt, or of a request that starts again, rather than one known
+/// token and its drafts.
+fn is_prefill_chunk(row: &PlanRow) -> bool {
+    !row.samples || row.n_query > row.n_draft + 1
 }
 
 /// What the drafter needs to know of a row whose accepted run is `run`, empty for a middle chunk.

@@ -57,7 +57,7 @@ impl Runner {
             let spec = SeqSpec { n_computed: start as u32, n_query: query.len() as u32 };
             layout.push(spec, &blocks);
             layout.finish();
-            let logits = self.logits(&self.forward(query, &layout)?)?;
+            let logits = self.logits(&self.forward(query, &layout)?.hidden)?;
             let next = self.upload(&ids[start + 1..][..query.len()])?;
             let of_next = sampler::token_logprobs(&logits, &next)?;
             logprobs.extend(Vec::<f32>::try_from(of_next)?);

@@ -11,9 +11,9 @@ use engine_types::{
 use models::{LoadOptions, LoadedModel};
 use tch::Tensor;
 
-use crate::kv_cache::KvInit;
 use crate::limits::RunnerOptions;
 use crate::runner::Runner;
+use models::KvInit;
 
 const PROMPT: [TokenId; 9] = [0, 856, 1168, 596, 332, 2097, 3770, 2744, 330];
 

@@ -4,7 +4,10 @@
 use attention_backends::{AttentionBackend, CpuBackend, DeviceLayout, ReferenceBackend};
 use batch_layout::{BatchLayout, SeqSpec};
 use criterion::{Criterion, criterion_group, criterion_main};
-use models::{ComputeDtype, ForwardContext, LoadOptions, LoadedModel, load};
+use models::{
+    ComputeDtype, ForwardContext, IndexCacheDtype, KvInit, LayerCache, LoadOptions, LoadedModel,
+    load,
+};
 use nn_layers::Ops;
 use spec_decode::{DraftInput, DraftModel};
 use tch::{Device, Tensor};
@@ -13,7 +16,7 @@ const N_CONTEXT: u32 = 100;
 
 struct Bench {
     model: LoadedModel,
-    caches: Vec<Tensor>,
+    caches: Vec<LayerCache>,
     backend: &'static dyn AttentionBackend,
 }
 
@@ -23,9 +26,8 @@ impl Bench {
         let options =
             LoadOptions { drafting: true, ops: Some(ops), dtype, ..LoadOptions::default() };
         let model = load(&dir, options).expect("the checkpoint is whole");
-        let shape = [256, model.config.attention.cache_width() as i64];
-        let cache = |_| Tensor::zeros(shape, (dtype.kind(), Device::Cpu));
-        let caches = (0..model.num_cache_layers()).map(cache).collect();
+        let caches = model.new_caches(256, IndexCacheDtype::Auto, KvInit::Zero);
+        let caches = caches.expect("caches fit in memory");
         let backend: &dyn AttentionBackend = match ops {
             Ops::Torch => &ReferenceBackend,
             Ops::Fused => &CpuBackend,
@@ -39,7 +41,8 @@ impl Bench {
     fn target(&self, n_computed: u32, n_query: u32) -> (Tensor, Tensor) {
         let layout = layout(n_computed, n_query);
         let cx = ForwardContext { layout: &layout, caches: &self.caches, backend: self.backend };
-        let hidden = self.model.target.forward(&tokens(n_query), &cx).expect("a pass succeeds");
+        let output = self.model.target.forward(&tokens(n_query), &cx).expect("a pass succeeds");
+        let hidden = output.hidden;
         let logits = self.model.target.logits(&hidden).expect("a pass succeeds");
         (hidden, logits)
     }
@@ -53,8 +56,9 @@ impl Bench {
             hidden,
             layout: &layout(N_CONTEXT, 1),
             output_rows: None,
+            selection: None,
         };
-        let hidden = mtp.step(input).expect("a step succeeds");
+        let hidden = mtp.step(input).expect("a step succeeds").hidden;
         mtp.logits(0, &hidden).expect("a step succeeds")
     }
 }

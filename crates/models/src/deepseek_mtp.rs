@@ -1,14 +1,15 @@
-//! The multi-token-prediction layers of DeepSeek-V3.
+//! The multi-token-prediction layers of the DeepSeek-V3 family.
 
 use attention_backends::AttentionBackend;
 use nn_layers::{Embedding, Linear, RmsNorm, RotaryTable};
-use spec_decode::{DraftError, DraftInput, DraftModel};
+use spec_decode::{DraftError, DraftInput, DraftModel, DraftOutput};
 use tch::{Kind, Tensor};
 use torch_ext::TensorError;
 
-use crate::decoder_layer::{DecoderLayer, LayerCache, Rows};
+use crate::decoder_layer::{DecoderLayer, KeyChoice, LayerMemory, Rows};
 use crate::deepseek_v3::DeepseekV3;
 use crate::error::LoadError;
+use crate::layer_cache::LayerCache;
 use crate::layer_weights::LayerBuilder;
 
 /// The MTP layers of a checkpoint. [`DeepseekMtp::bind`] them to caches to draft.
@@ -17,6 +18,8 @@ pub struct DeepseekMtp {
     rotary: RotaryTable,
     /// Caches of the target in front of those of the MTP layers.
     num_target_layers: usize,
+    /// Attention is sparse, so that steps can share a selection.
+    is_sparse: bool,
 }
 
 struct MtpLayer {
@@ -43,6 +46,7 @@ impl DeepseekMtp {
             layers: layers.collect::<Result<_, _>>()?,
             rotary: target.rotary.share(),
             num_target_layers,
+            is_sparse: builder.config.dsa.is_some(),
         })
     }
 
@@ -50,6 +54,12 @@ impl DeepseekMtp {
     #[must_use]
     pub fn num_layers(&self) -> usize {
         self.layers.len()
+    }
+
+    /// Whether a draft step can take the selection of an earlier one instead of running an indexer.
+    #[must_use]
+    pub fn can_share_selection(&self) -> bool {
+        self.is_sparse
     }
 
     /// The layers over `caches`, those of a pass: the target's layers first, then one for each MTP
@@ -61,7 +71,7 @@ impl DeepseekMtp {
     #[must_use]
     pub fn bind<'a>(
         &'a self,
-        caches: &'a [Tensor],
+        caches: &'a [LayerCache],
         backend: &'a dyn AttentionBackend,
     ) -> BoundMtp<'a> {
         let n_needed = self.num_target_layers + self.layers.len();
@@ -101,26 +111,32 @@ impl MtpLayer {
 pub struct BoundMtp<'a> {
     mtp: &'a DeepseekMtp,
     /// One for each MTP layer.
-    caches: &'a [Tensor],
+    caches: &'a [LayerCache],
     backend: &'a dyn AttentionBackend,
 }
 
 impl BoundMtp<'_> {
-    fn run(&self, input: &DraftInput<'_>) -> Result<Tensor, TensorError> {
+    fn run(&self, input: &DraftInput<'_>) -> Result<DraftOutput, TensorError> {
         let layer = &self.mtp.layers[input.layer];
         let embedded = layer.enorm.forward(&layer.embedding.forward(input.token_ids)?)?;
         let hidden = layer.hnorm.forward(input.hidden)?;
         let mut residual = layer.eh_proj.forward(&Tensor::f_cat(&[embedded, hidden], -1)?)?;
         let rows = Rows::new(input.layout, &self.mtp.rotary)?;
-        let cache = LayerCache { cache: &self.caches[input.layer], backend: self.backend };
+        let memory = LayerMemory { cache: &self.caches[input.layer], backend: self.backend };
+        let mut choice = KeyChoice { given: input.selection, ..KeyChoice::default() };
+        let block = &layer.block;
         let output = match input.output_rows {
-            None => layer.block.forward(&mut residual, None, &rows, cache)?,
+            None => block.forward(&mut residual, None, &rows, memory, &mut choice)?,
             Some(output_rows) => {
                 let selected = (output_rows, &self.mtp.rotary);
-                layer.block.forward_rows(&mut residual, &rows, selected, cache)?
+                block.forward_rows(&mut residual, &rows, selected, memory, &mut choice)?
             }
         };
-        layer.norm.add_forward(&mut residual, &output)
+        Ok(DraftOutput {
+            hidden: layer.norm.add_forward(&mut residual, &output)?,
+            selection: choice.chosen,
+            indexer: choice.counts,
+        })
     }
 }
 
@@ -129,7 +145,11 @@ impl DraftModel for BoundMtp<'_> {
         self.mtp.layers.len()
     }
 
-    fn step(&self, input: DraftInput<'_>) -> Result<Tensor, DraftError> {
+    fn can_share_selection(&self) -> bool {
+        self.mtp.is_sparse
+    }
+
+    fn step(&self, input: DraftInput<'_>) -> Result<DraftOutput, DraftError> {
         Ok(self.run(&input)?)
     }
 

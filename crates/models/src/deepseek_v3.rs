@@ -1,12 +1,13 @@
-//! The DeepSeek-V3 target model.
+//! The target model of the DeepSeek-V3 family: V3, R1, V3.2, GLM-5 and GLM-5.2. What is different
+//! between them is in the configuration.
 
 use model_config::ModelConfig;
 use nn_layers::{Embedding, Linear, RmsNorm, RotaryTable};
 use tch::{Kind, Tensor};
 use torch_ext::TensorError;
 
-use crate::causal_lm::{CausalLm, ForwardContext};
-use crate::decoder_layer::{DecoderLayer, LayerCache, Rows};
+use crate::causal_lm::{CausalLm, ForwardContext, ForwardOutput};
+use crate::decoder_layer::{DecoderLayer, KeyChoice, LayerMemory, Rows};
 use crate::error::LoadError;
 use crate::layer_weights::LayerBuilder;
 
@@ -48,16 +49,23 @@ impl CausalLm for DeepseekV3 {
         &self.config
     }
 
-    fn forward(&self, token_ids: &Tensor, cx: &ForwardContext<'_>) -> Result<Tensor, TensorError> {
+    fn forward(
+        &self,
+        token_ids: &Tensor,
+        cx: &ForwardContext<'_>,
+    ) -> Result<ForwardOutput, TensorError> {
         let rows = Rows::new(cx.layout, &self.rotary)?;
         let mut residual = self.embedding.forward(token_ids)?;
         let mut pending = None;
+        let mut choice = KeyChoice::default();
+        assert!(cx.caches.len() >= self.layers.len(), "every layer has its cache");
         for (layer, cache) in self.layers.iter().zip(cx.caches) {
-            let cache = LayerCache { cache, backend: cx.backend };
-            pending = Some(layer.forward(&mut residual, pending, &rows, cache)?);
+            let memory = LayerMemory { cache, backend: cx.backend };
+            pending = Some(layer.forward(&mut residual, pending, &rows, memory, &mut choice)?);
         }
         let pending = pending.expect("a model has at least one layer");
-        self.norm.add_forward(&mut residual, &pending)
+        let hidden = self.norm.add_forward(&mut residual, &pending)?;
+        Ok(ForwardOutput { hidden, indexer: choice.counts })
     }
 
     fn logits(&self, hidden: &Tensor) -> Result<Tensor, TensorError> {

@@ -1,7 +1,10 @@
 //! From checkpoint names to layers.
 
 use model_config::ModelConfig;
-use nn_layers::{GatedMlp, Linear, MlaProjections, MlaWeights, MoeMlp, MoeWeights, Ops, RmsNorm};
+use nn_layers::{
+    GatedMlp, Indexer, IndexerWeights, Linear, MlaProjections, MlaWeights, MoeMlp, MoeWeights, Ops,
+    RmsNorm,
+};
 use tch::Tensor;
 use weights::TensorMap;
 
@@ -31,6 +34,11 @@ impl LayerBuilder<'_> {
         Ok(DecoderLayer {
             input_norm: self.norm(&format!("{layer}.input_layernorm"))?,
             attention: self.attention(&format!("{layer}.self_attn"))?,
+            indexer: if self.config.has_indexer(layer_idx) {
+                Some(self.indexer(&format!("{layer}.self_attn.indexer"))?)
+            } else {
+                None
+            },
             softmax_scale: self.config.softmax_scale(),
             post_attention_norm: self.norm(&format!("{layer}.post_attention_layernorm"))?,
             feed_forward: self.feed_forward(&format!("{layer}.mlp"), layer_idx)?,
@@ -54,6 +62,16 @@ impl LayerBuilder<'_> {
             o: weight("o_proj")?,
         };
         Ok(MlaProjections::new(&weights, &config.attention, config.rms_norm_eps, self.ops)?)
+    }
+
+    fn indexer(&mut self, prefix: &str) -> Result<Indexer, LoadError> {
+        let dsa = self.config.dsa.as_ref().expect("an indexer belongs to sparse attention");
+        let mut weight = |name: &str| self.weight(&format!("{prefix}.{name}"));
+        let (q, k, k_norm) = (weight("wq_b")?, weight("wk")?, weight("k_norm")?);
+        let head_weights = weight("weights_proj")?;
+        let bias = self.tensors.take(&format!("{prefix}.k_norm.bias"))?;
+        let weights = IndexerWeights { q, k, k_norm: (k_norm, bias), head_weights };
+        Ok(Indexer::new(&weights, dsa, self.ops)?)
     }
 
     fn feed_forward(&mut self, prefix: &str, layer_idx: usize) -> Result<FeedForward, LoadError> {

@@ -1,4 +1,4 @@
-//! DeepSeek-V3 class models and their MTP layers.
+//! Models of the DeepSeek-V3 family (V3, R1, V3.2, GLM-5, GLM-5.2) and their MTP layers.
 //!
 //! **Owns** the order of layers: target model ([`CausalLm`]), MTP layers ([`DeepseekMtp`]), and the
 //! way from a checkpoint to both ([`load`]). **Must not know** requests, plans, sampling, or who
@@ -18,21 +18,19 @@
 //! ```
 //! use attention_backends::{CpuBackend, DeviceLayout};
 //! use batch_layout::{BatchLayout, SeqSpec};
-//! use models::{ForwardContext, LoadOptions, load};
-//! use tch::{Device, Kind, Tensor};
+//! use models::{ForwardContext, IndexCacheDtype, KvInit, LoadOptions, load};
+//! use tch::{Device, Tensor};
 //!
-//! let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/fixtures/v3-yarn");
+//! let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/fixtures/v32-dsa");
 //! let model = load(dir.as_ref(), LoadOptions::default())?;
 //! let mut layout = BatchLayout::new(4);
 //! layout.push(SeqSpec { n_computed: 0, n_query: 3 }, &[0]);
 //! layout.finish();
-//! let width = model.config.attention.cache_width() as i64;
-//! let cache = |_| Tensor::zeros([4, width], (Kind::Float, Device::Cpu));
-//! let caches: Vec<Tensor> = (0..model.num_cache_layers()).map(cache).collect();
+//! let caches = model.new_caches(4, IndexCacheDtype::Auto, KvInit::Zero)?;
 //! let layout = DeviceLayout::upload(&layout, Device::Cpu);
 //! let cx = ForwardContext { layout: &layout, caches: &caches, backend: &CpuBackend };
-//! let hidden = model.target.forward(&Tensor::from_slice(&[5i64, 6, 7]), &cx)?;
-//! let logits = model.target.logits(&hidden.narrow(0, 2, 1))?;
+//! let output = model.target.forward(&Tensor::from_slice(&[5i64, 6, 7]), &cx)?;
+//! let logits = model.target.logits(&output.hidden.narrow(0, 2, 1))?;
 //! assert_eq!(logits.size(), [1, model.config.vocab_size as i64]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -42,13 +40,15 @@ mod decoder_layer;
 mod deepseek_mtp;
 mod deepseek_v3;
 mod error;
+mod layer_cache;
 mod layer_weights;
 mod registry;
 
 #[cfg(test)]
 mod tests;
 
-pub use causal_lm::{CausalLm, ForwardContext};
+pub use causal_lm::{CausalLm, ForwardContext, ForwardOutput};
 pub use deepseek_mtp::{BoundMtp, DeepseekMtp};
 pub use error::LoadError;
+pub use layer_cache::{IndexCacheDtype, KvInit, LayerCache};
 pub use registry::{ComputeDtype, LoadOptions, LoadedModel, load};

@@ -68,8 +68,8 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Latent caches that a pass needs: one for each layer of the target, then one for each MTP
-    /// layer that was loaded.
+    /// Layers whose caches a pass needs: the layers of the target, then the MTP layers that were
+    /// loaded.
     #[must_use]
     pub fn num_cache_layers(&self) -> usize {
         self.config.num_hidden_layers + self.mtp.as_ref().map_or(0, DeepseekMtp::num_layers)
@@ -96,7 +96,7 @@ pub fn load(dir: &Path, options: LoadOptions) -> Result<LoadedModel, LoadError> 
         ops: options.ops.unwrap_or_else(|| Ops::for_device(options.device)),
     };
     let (target, mtp) = match config.architecture {
-        Architecture::DeepseekV3 => {
+        Architecture::DeepseekV3 | Architecture::DeepseekV32 | Architecture::GlmMoeDsa => {
             let target = DeepseekV3::build(&mut builder)?;
             let mtp = options.drafting.then(|| DeepseekMtp::build(&mut builder, &target));
             (target, mtp.transpose()?)

@@ -4,6 +4,7 @@ mod fixtures;
 mod made;
 mod mtp;
 mod oracle;
+mod softmax;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,10 @@ use batch_layout::{BatchLayout, SeqSpec};
 use nn_layers::Ops;
 use tch::{Device, Kind, Tensor};
 
-use crate::{ComputeDtype, ForwardContext, LoadOptions, LoadedModel, load};
+use crate::{
+    ComputeDtype, ForwardContext, ForwardOutput, IndexCacheDtype, KvInit, LayerCache, LoadOptions,
+    LoadedModel, load,
+};
 
 fn data(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(path)
@@ -37,7 +41,7 @@ fn ids(tokens: &[i64]) -> Tensor {
 /// A model with caches full of NaN, so that a read of a slot that was not written shows.
 struct Rig {
     model: LoadedModel,
-    caches: Vec<Tensor>,
+    caches: Vec<LayerCache>,
     backend: &'static dyn AttentionBackend,
     block_size: u32,
 }
@@ -60,22 +64,18 @@ impl Rig {
         Self::open(&dir, false, ops, ComputeDtype::Float32)
     }
 
-    fn tiny(ops: Ops, dtype: ComputeDtype) -> Self {
-        Self::open(&bundled_checkpoints::find("tiny-dsv3", None).unwrap(), true, ops, dtype)
+    fn tiny(name: &str, ops: Ops, dtype: ComputeDtype) -> Self {
+        Self::open(&bundled_checkpoints::find(name, None).unwrap(), true, ops, dtype)
     }
 
     fn reset(&mut self, block_size: u32, n_slots: i64) {
-        let shape = [n_slots, self.model.config.attention.cache_width() as i64];
-        let options = (self.model.dtype.kind(), Device::Cpu);
         self.block_size = block_size;
-        self.caches = (0..self.model.num_cache_layers())
-            .map(|_| Tensor::full(shape, f64::NAN, options))
-            .collect();
+        self.caches = self.model.new_caches(n_slots, IndexCacheDtype::Auto, KvInit::Nan).unwrap();
     }
 
     /// Sequence `seq` owns every fourth block, from the top down, so that tables are not sorted.
     fn blocks(&self, seq: u32) -> Vec<u32> {
-        let n_blocks = u32::try_from(self.caches[0].size()[0]).unwrap() / self.block_size;
+        let n_blocks = u32::try_from(self.caches[0].latent.size()[0]).unwrap() / self.block_size;
         (0..n_blocks / 4).rev().map(|block| block * 4 + seq).collect()
     }
 
@@ -92,6 +92,10 @@ impl Rig {
     }
 
     fn forward(&self, seqs: &[(u32, usize, usize)], tokens: &[i64]) -> Tensor {
+        self.run(seqs, tokens).hidden
+    }
+
+    fn run(&self, seqs: &[(u32, usize, usize)], tokens: &[i64]) -> ForwardOutput {
         let layout = self.layout(seqs);
         let (caches, backend) = (&self.caches, self.backend);
         let cx = ForwardContext { layout: &layout, caches, backend };

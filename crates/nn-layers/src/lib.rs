@@ -1,4 +1,4 @@
-//! Linear, norm, rotary embedding, dense and expert feed-forward layers.
+//! Linear, norm, rotary embedding, indexer, dense and expert feed-forward layers.
 //!
 //! **Owns** the layers of a decoder between the residual stream and the attention backend, each in
 //! two forms chosen by [`Ops`] at construction: plain tensor operations on any device, and fused
@@ -29,6 +29,7 @@
 //! ```
 
 mod embedding;
+mod indexer;
 mod linear;
 mod mla;
 mod mlp;
@@ -42,11 +43,12 @@ mod router;
 mod tests;
 
 pub use embedding::Embedding;
+pub use indexer::{Indexer, IndexerWeights};
 pub use linear::Linear;
 pub use mla::{MlaLatents, MlaProjections, MlaWeights};
 pub use mlp::GatedMlp;
 pub use moe::{MoeMlp, MoeWeights};
-pub use norm::RmsNorm;
+pub use norm::{LayerNorm, RmsNorm};
 pub use ops::Ops;
 pub use rotary::{RotaryRows, RotaryTable};
 pub use router::{Router, Routing};

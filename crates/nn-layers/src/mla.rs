@@ -8,7 +8,7 @@ use torch_ext::{TensorError, empty, slice, slice_mut};
 use crate::linear::Linear;
 use crate::norm::RmsNorm;
 use crate::ops::{Ops, pack, rows};
-use crate::rotary::RotaryRows;
+use crate::rotary::{RotaryRows, RotatedPart};
 
 /// The weights of a latent attention layer, as checkpoints store them.
 #[derive(Debug)]
@@ -139,7 +139,7 @@ impl MlaProjections {
             self.kv_a_norm.forward_slice(&kv[..kv_rank], latent);
             k_pe.copy_from_slice(&kv[kv_rank..]);
         }
-        rotary.rotate_in_place(keys, 1)?;
+        rotary.rotate_in_place(keys, 1, RotatedPart::End)?;
         Ok(MlaLatents { latent, k_pe, q_a })
     }
 
@@ -175,7 +175,7 @@ impl MlaProjections {
         for (head, dst) in q.chunks_exact(width).zip(rotated.chunks_exact_mut(rope)) {
             dst.copy_from_slice(&head[nope..]);
         }
-        rotary.rotate_in_place(rotated, n_heads)?;
+        rotary.rotate_in_place(rotated, n_heads, RotatedPart::End)?;
         self.absorb_key.forward(q, width, slice_mut(&mut q_latent)?);
         Ok((q_latent, q_pe))
     }

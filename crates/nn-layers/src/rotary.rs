@@ -71,7 +71,26 @@ impl RotaryTable {
     }
 }
 
+/// Which part of a head is rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RotatedPart {
+    /// The first `rope_dim` values, as in the heads of an indexer.
+    Start,
+    /// The last `rope_dim` values, as in the heads of latent attention.
+    End,
+}
+
 impl RotaryRows {
+    /// The same rows with pairs (0,1), (2,3), ... if `interleaved`, else (0, d/2), ...; not copied.
+    pub(crate) fn in_style(&self, interleaved: bool) -> Self {
+        Self { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone(), interleaved }
+    }
+
+    /// Width of the rotated part of a head.
+    pub(crate) fn rope_dim(&self) -> i64 {
+        2 * self.cos.size()[1]
+    }
+
     /// Rotates `x` `[T, n_heads, rope_dim]`; every element stays at its index.
     pub(crate) fn rotate(&self, x: &Tensor) -> Result<Tensor, TensorError> {
         let (cos, sin) = (self.cos.f_unsqueeze(1)?, self.sin.f_unsqueeze(1)?);
@@ -90,15 +109,24 @@ impl RotaryRows {
         Ok(rotated.f_reshape(&size)?.f_to_kind(x.f_kind()?)?)
     }
 
-    /// Rotates the end of each head of `x` `[T, n_heads, head_width]` in place.
-    pub(crate) fn rotate_in_place(&self, x: &mut [f32], n_heads: usize) -> Result<(), TensorError> {
+    /// Rotates a part of each head of `x` `[T, n_heads, head_width]` in place.
+    pub(crate) fn rotate_in_place(
+        &self,
+        x: &mut [f32],
+        n_heads: usize,
+        part: RotatedPart,
+    ) -> Result<(), TensorError> {
         let n_rows = self.cos.size()[0] as usize;
         if n_rows == 0 {
             return Ok(());
         }
         let head_stride = x.len() / (n_rows * n_heads);
         let rope_dim = 2 * self.cos.size()[1] as usize;
-        let heads = RopeHeads { n_heads, head_stride, start: head_stride - rope_dim };
+        let start = match part {
+            RotatedPart::Start => 0,
+            RotatedPart::End => head_stride - rope_dim,
+        };
+        let heads = RopeHeads { n_heads, head_stride, start };
         let tables = (slice(&self.cos)?, slice(&self.sin)?);
         let style = if self.interleaved { RopeStyle::Interleaved } else { RopeStyle::HalfSplit };
         kernels::rope_in_place(x, heads, tables, style);

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use attention_backends::DeviceLayout;
+use attention_backends::{DeviceLayout, Selection};
+use engine_types::IndexerCounts;
 use tch::{TchError, Tensor};
 use torch_ext::TensorError;
 
@@ -21,6 +22,28 @@ pub struct DraftInput<'a> {
     /// Rows to return, i64 `[R]`, ascending; `None` is all of them. Every row's KV is written
     /// either way.
     pub output_rows: Option<&'a Tensor>,
+    /// The keys that each returned row attends, no more and no fewer; the layer's indexer does not
+    /// run. `None` lets the layer choose, or attend everything where it has no indexer. Given only
+    /// to a model that [can share a selection](DraftModel::can_share_selection).
+    pub selection: Option<&'a Selection>,
+}
+
+/// One draft step's output.
+#[derive(Debug)]
+pub struct DraftOutput {
+    /// Hidden states of the returned rows after `shared_head.norm`, `[R, hidden]`.
+    pub hidden: Tensor,
+    /// What the layer's indexer chose for these rows, if it has one and it ran.
+    pub selection: Option<Selection>,
+    /// What the indexer did.
+    pub indexer: IndexerCounts,
+}
+
+impl From<Tensor> for DraftOutput {
+    /// The output of a layer without an indexer.
+    fn from(hidden: Tensor) -> Self {
+        Self { hidden, selection: None, indexer: IndexerCounts::default() }
+    }
 }
 
 /// MTP layers with their KV caches.
@@ -28,13 +51,17 @@ pub trait DraftModel {
     /// Number of MTP layers; at least 1 for a model that drafts.
     fn num_layers(&self) -> usize;
 
-    /// Runs one MTP layer and returns the hidden states of `output_rows` after
-    /// `shared_head.norm`, `[R, hidden]`.
+    /// Whether a step takes [`DraftInput::selection`] and returns [`DraftOutput::selection`].
+    fn can_share_selection(&self) -> bool {
+        false
+    }
+
+    /// Runs one MTP layer.
     ///
     /// # Errors
     ///
     /// [`DraftError`] if a tensor operation fails.
-    fn step(&self, input: DraftInput<'_>) -> Result<Tensor, DraftError>;
+    fn step(&self, input: DraftInput<'_>) -> Result<DraftOutput, DraftError>;
 
     /// Logits of hidden states that [`DraftModel::step`] of the same layer returned,
     /// f32 `[R, vocab]`.

@@ -5,6 +5,7 @@ use std::fmt;
 use engine_types::MAX_SPECULATIVE_TOKENS;
 use sampler::SamplerError;
 use tch::TchError;
+use torch_ext::TensorError;
 
 use crate::draft_model::DraftError;
 
@@ -66,6 +67,12 @@ impl From<DraftError> for SpecDecodeError {
 impl From<SamplerError> for SpecDecodeError {
     fn from(error: SamplerError) -> Self {
         Self::Sampler(error)
+    }
+}
+
+impl From<TensorError> for SpecDecodeError {
+    fn from(error: TensorError) -> Self {
+        Self::Draft(error.into())
     }
 }
 

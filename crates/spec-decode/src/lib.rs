@@ -33,9 +33,9 @@ mod metadata;
 mod proposer;
 mod rejection;
 
-pub use draft_model::{DraftError, DraftInput, DraftModel};
+pub use draft_model::{DraftError, DraftInput, DraftModel, DraftOutput};
 pub use error::SpecDecodeError;
 pub use index_share::{DraftMethod, IndexShare, IndexShareFacts};
 pub use metadata::SpecDecodeMetadata;
-pub use proposer::{DraftSeq, EagleProposer};
+pub use proposer::{DraftSeq, EagleProposer, Proposal};
 pub use rejection::AcceptedRuns;

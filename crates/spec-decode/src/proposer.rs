@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use attention_backends::DeviceLayout;
+use attention_backends::{DeviceLayout, Selection};
 use batch_layout::{BatchLayout, SeqSpec};
-use engine_types::{MAX_SPECULATIVE_TOKENS, TokenId};
+use engine_types::{IndexerCounts, MAX_SPECULATIVE_TOKENS, TokenId};
 use tch::{Device, Tensor};
 
-use crate::draft_model::{DraftInput, DraftModel};
+use crate::draft_model::{DraftError, DraftInput, DraftModel};
 use crate::error::SpecDecodeError;
 
 /// What one sequence's step left behind for the drafter.
@@ -30,6 +30,15 @@ pub struct DraftSeq<'a> {
     pub n_propose: usize,
 }
 
+/// What a call of [`EagleProposer::propose`] made.
+#[derive(Clone, Copy, Debug)]
+pub struct Proposal<'a> {
+    /// The drafts of each sequence, in the order of the sequences.
+    pub drafts: &'a [Vec<TokenId>],
+    /// What indexers did in each draft step.
+    pub indexer: &'a [IndexerCounts; MAX_SPECULATIVE_TOKENS],
+}
+
 /// Proposes drafts by running the MTP layers one step after the other, step `j` with layer
 /// `j mod n` of `n`.
 ///
@@ -44,11 +53,18 @@ pub struct DraftSeq<'a> {
 /// `j / n`-th position behind its valid ones. It embeds the previous draft and continues the
 /// previous step's hidden state. The next target step overwrites those positions.
 ///
+/// **Index sharing** ([`EagleProposer::share_index`], the config's
+/// `index_share_for_mtp_iteration`): a recursive step attends exactly the keys that its layer's
+/// prefix step chose for the sequence's last valid row, so not the positions that drafting itself
+/// adds, and no indexer runs.
+///
 /// The layout of each shape is built afresh: no map outlives its batch (fault case L07).
 #[derive(Debug)]
 pub struct EagleProposer {
     num_speculative_tokens: usize,
     num_layers: usize,
+    index_share: bool,
+    indexer: [IndexerCounts; MAX_SPECULATIVE_TOKENS],
     layout: BatchLayout,
     drafts: Vec<Vec<TokenId>>,
     chosen: Vec<TokenId>,
@@ -78,6 +94,8 @@ impl EagleProposer {
         Ok(Self {
             num_speculative_tokens,
             num_layers,
+            index_share: false,
+            indexer: Default::default(),
             layout: BatchLayout::new(block_size),
             drafts: Vec::new(),
             chosen: Vec::new(),
@@ -92,7 +110,18 @@ impl EagleProposer {
         self.num_speculative_tokens
     }
 
-    /// Runs the draft steps and returns the drafts of each of `seqs`, in their order.
+    /// Turns index sharing on or off from the next proposal on; it is off at first.
+    pub fn share_index(&mut self, is_on: bool) {
+        self.index_share = is_on;
+    }
+
+    /// Whether index sharing is on.
+    #[must_use]
+    pub fn shares_index(&self) -> bool {
+        self.index_share
+    }
+
+    /// Runs the draft steps and returns the drafts of `seqs`.
     ///
     /// `hidden` are the target's hidden states after its final norm, `[T, hidden]`; `seqs` are the
     /// sequences that are drafted for, each with rows of its own.
@@ -103,23 +132,26 @@ impl EagleProposer {
     ///
     /// # Panics
     ///
-    /// If a sequence breaks a bound of [`DraftSeq`], or `model` has another number of layers.
+    /// If a sequence breaks a bound of [`DraftSeq`], `model` has another number of layers, or index
+    /// sharing is on and `model` cannot share.
     pub fn propose<M: DraftModel + ?Sized>(
         &mut self,
         model: &M,
         seqs: &[DraftSeq<'_>],
         hidden: &Tensor,
-    ) -> Result<&[Vec<TokenId>], SpecDecodeError> {
+    ) -> Result<Proposal<'_>, SpecDecodeError> {
         self.drafts.truncate(seqs.len());
         self.drafts.iter_mut().for_each(Vec::clear);
         self.drafts.resize_with(seqs.len(), || Vec::with_capacity(MAX_SPECULATIVE_TOKENS));
+        self.indexer = Default::default();
         if self.num_speculative_tokens > 0 && !seqs.is_empty() {
             assert_eq!(model.num_layers(), self.num_layers, "the proposer knows its layers");
+            assert!(!self.index_share || model.can_share_selection(), "the model can share");
             seqs.iter().for_each(|seq| self.check(seq));
-            let (active, last) = self.prefix_steps(model, seqs, hidden)?;
-            self.recursive_steps(model, seqs, active, last)?;
+            let chain = self.prefix_steps(model, seqs, hidden)?;
+            self.recursive_steps(model, seqs, chain)?;
         }
-        Ok(&self.drafts)
+        Ok(Proposal { drafts: &self.drafts, indexer: &self.indexer })
     }
 
     fn check(&self, seq: &DraftSeq<'_>) {
@@ -129,13 +161,13 @@ impl EagleProposer {
         assert!(seq.n_propose <= self.num_speculative_tokens, "n_propose is within the limit");
     }
 
-    /// Returns the sequences that the last prefix step drafted for, and their hidden states.
+    /// Returns what recursive steps continue.
     fn prefix_steps<M: DraftModel + ?Sized>(
         &mut self,
         model: &M,
         seqs: &[DraftSeq<'_>],
         hidden: &Tensor,
-    ) -> Result<(Vec<usize>, Tensor), SpecDecodeError> {
+    ) -> Result<Chain, SpecDecodeError> {
         let device = hidden.device();
         self.layout.clear();
         self.rows.clear();
@@ -151,7 +183,7 @@ impl EagleProposer {
         let mut hidden = hidden.f_index_select(0, &upload(&self.rows, device)?)?;
 
         let n_steps = self.num_layers.min(self.num_speculative_tokens);
-        let mut active = Vec::new();
+        let (mut active, mut shared) = (Vec::new(), Vec::new());
         for step in 0..n_steps {
             self.shifted_tokens(seqs, step);
             active = proposing(seqs, step);
@@ -165,24 +197,33 @@ impl EagleProposer {
                 hidden: &hidden,
                 layout: &layout,
                 output_rows: is_last_step.then_some(&last_rows),
+                selection: None,
             })?;
+            self.indexer[step] = output.indexer;
+            let mut selection = output.selection;
             if is_last_step {
-                self.choose(model, step, &active, &output)?;
+                self.choose(model, step, &active, &output.hidden)?;
             } else {
-                self.choose(model, step, &active, &output.f_index_select(0, &last_rows)?)?;
+                let last = output.hidden.f_index_select(0, &last_rows)?;
+                self.choose(model, step, &active, &last)?;
+                selection = selection.map(|all| all.select_rows(&last_rows)).transpose()?;
             }
-            hidden = output;
+            if self.index_share && !active.is_empty() {
+                let selection = selection.ok_or_else(|| no_selection(step))?;
+                shared.push(SharedSelection { seqs: active.clone(), selection });
+            }
+            hidden = output.hidden;
         }
-        Ok((active, hidden))
+        Ok(Chain { active, hidden, shared })
     }
 
     fn recursive_steps<M: DraftModel + ?Sized>(
         &mut self,
         model: &M,
         seqs: &[DraftSeq<'_>],
-        mut active: Vec<usize>,
-        mut hidden: Tensor,
+        chain: Chain,
     ) -> Result<(), SpecDecodeError> {
+        let Chain { mut active, mut hidden, mut shared } = chain;
         let device = hidden.device();
         for step in self.num_layers..self.num_speculative_tokens {
             let still = proposing(seqs, step);
@@ -190,11 +231,8 @@ impl EagleProposer {
                 break;
             }
             if still.len() < active.len() {
-                self.rows.clear();
-                let kept =
-                    active.iter().enumerate().filter(|(_, seq)| seqs[**seq].n_propose > step);
-                self.rows.extend(kept.map(|(row, _)| row as i64));
-                hidden = hidden.f_index_select(0, &upload(&self.rows, device)?)?;
+                let kept = rows_of(&still, &active);
+                hidden = hidden.f_index_select(0, &upload(&kept, device)?)?;
             }
             active = still;
             self.layout.clear();
@@ -208,13 +246,19 @@ impl EagleProposer {
             }
             self.layout.finish();
             let layer = step % self.num_layers;
-            hidden = model.step(DraftInput {
+            if let Some(shared) = shared.get_mut(layer) {
+                shared.keep(&active, device)?;
+            }
+            let output = model.step(DraftInput {
                 layer,
                 token_ids: &upload(&self.ids, device)?,
                 hidden: &hidden,
                 layout: &DeviceLayout::upload(&self.layout, device),
                 output_rows: None,
+                selection: shared.get(layer).map(|shared| &shared.selection),
             })?;
+            self.indexer[step] = output.indexer;
+            hidden = output.hidden;
             self.choose(model, layer, &active, &hidden)?;
         }
         Ok(())
@@ -254,6 +298,45 @@ impl EagleProposer {
         }
         Ok(())
     }
+}
+
+/// What recursive steps continue.
+struct Chain {
+    /// The sequences that the last prefix step drafted for.
+    active: Vec<usize>,
+    /// Their hidden states.
+    hidden: Tensor,
+    /// With index sharing, the selection of each layer.
+    shared: Vec<SharedSelection>,
+}
+
+/// What a layer's prefix step chose for the last valid rows of some sequences.
+struct SharedSelection {
+    seqs: Vec<usize>,
+    /// One row for each of `seqs`.
+    selection: Selection,
+}
+
+impl SharedSelection {
+    /// Narrows the selection to `seqs`, which are among its own.
+    fn keep(&mut self, seqs: &[usize], device: Device) -> Result<(), SpecDecodeError> {
+        if seqs.len() < self.seqs.len() {
+            let kept = upload(&rows_of(seqs, &self.seqs), device)?;
+            self.selection = self.selection.select_rows(&kept)?;
+            self.seqs = seqs.to_vec();
+        }
+        Ok(())
+    }
+}
+
+fn no_selection(step: usize) -> DraftError {
+    DraftError::Model(format!("index sharing is on, and step {step} returned no selection"))
+}
+
+/// Where the sequences `some` are among `all`; both ascend.
+fn rows_of(some: &[usize], all: &[usize]) -> Vec<i64> {
+    let rows = all.iter().enumerate().filter(|(_, seq)| some.binary_search(seq).is_ok());
+    rows.map(|(row, _)| row as i64).collect()
 }
 
 /// The sequences that propose a draft in step `step`.

@@ -27,7 +27,7 @@ macro_rules! elements {
     };
 }
 
-elements!(f32 => Float, bf16 => BFloat16, i32 => Int, i64 => Int64);
+elements!(u8 => Uint8, f32 => Float, bf16 => BFloat16, i32 => Int, i64 => Int64);
 
 /// The elements of a contiguous CPU tensor, in row-major order.
 ///

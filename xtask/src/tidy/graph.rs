@@ -53,6 +53,7 @@ const CRATES: &[Crate] = &[
         &[
             "attention-backends",
             "batch-layout",
+            "engine-types",
             "model-config",
             "nn-layers",
             "spec-decode",

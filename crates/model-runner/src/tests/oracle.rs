@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::driver::{Feed, Job, run};
 use super::{options, runner};
-use crate::kv_cache::KvInit;
 use crate::limits::{AttentionChoice, RunnerOptions};
+use models::KvInit;
 
 const WHOLE: Feed = Feed { chunk: 4096, poison: false };
 

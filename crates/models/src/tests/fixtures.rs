@@ -2,7 +2,8 @@
 
 use super::*;
 
-const FIXTURES: [&str; 4] = ["v3-yarn", "v3-half-split-rope", "v3-groups", "v3-no-qlora"];
+const FIXTURES: [&str; 6] =
+    ["v3-yarn", "v3-half-split-rope", "v3-groups", "v3-no-qlora", "v32-dsa", "glm-shared"];
 
 struct Expected {
     ids: [Vec<i64>; 2],

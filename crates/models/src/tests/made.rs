@@ -61,7 +61,9 @@ fn step(rig: &Rig, layer: usize, token: i64, hidden: &Tensor, position: usize) -
     let mtp = rig.model.mtp.as_ref().unwrap().bind(&rig.caches, rig.backend);
     let layout = rig.layout(&[(0, position, 1)]);
     let (token_ids, output_rows) = (&ids(&[token]), None);
-    mtp.step(DraftInput { layer, token_ids, hidden, layout: &layout, output_rows }).unwrap()
+    let layout = &layout;
+    let input = DraftInput { layer, token_ids, hidden, layout, output_rows, selection: None };
+    mtp.step(input).unwrap().hidden
 }
 
 #[track_caller]
@@ -131,7 +133,7 @@ fn each_layer_has_its_own_weights_cache_and_where_stored_head_and_embedding() {
     assert_eq!(mtp.num_layers(), 2);
     let hidden = row([9.0; 4]);
     let is_written =
-        |layer: usize| rig.caches[layer].isnan().logical_not().any().int64_value(&[]) == 1;
+        |layer: usize| rig.caches[layer].latent.isnan().logical_not().any().int64_value(&[]) == 1;
 
     let first = step(&rig, 0, 2, &hidden, 0);
     check(&first, [2.0, 0.0, 0.0, 0.0]); // the target's embedding, normed

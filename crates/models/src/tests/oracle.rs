@@ -1,6 +1,6 @@
-//! The bundled trained checkpoint: logits, log probabilities, drafts and draft hidden states.
+//! The bundled trained checkpoints: logits, log probabilities, drafts and draft hidden states.
 
-use spec_decode::{DraftInput, DraftModel};
+use spec_decode::{DraftInput, DraftModel, DraftOutput};
 
 use super::*;
 
@@ -10,10 +10,14 @@ struct Case {
     greedy: Vec<i64>,
     logprobs: Vec<f64>,
     drafts: Vec<i64>,
+    /// In sparse models: the drafts if every step runs its own indexer.
+    drafts_unshared: Option<Vec<i64>>,
 }
 
-fn cases() -> Vec<Case> {
-    let text = std::fs::read_to_string(data("oracle-tiny-dsv3/cases.json")).unwrap();
+const MODELS: [&str; 2] = ["tiny-dsv3", "tiny-glm52"];
+
+fn cases(model: &str) -> Vec<Case> {
+    let text = std::fs::read_to_string(data(&format!("oracle-{model}/cases.json"))).unwrap();
     let cases: serde_json::Value = serde_json::from_str(&text).unwrap();
     let ints = |value: &serde_json::Value| -> Vec<i64> {
         value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect()
@@ -29,6 +33,7 @@ fn cases() -> Vec<Case> {
             .map(|value| value.as_f64().unwrap())
             .collect(),
         drafts: ints(&case["first_drafts"]),
+        drafts_unshared: case.get("first_drafts_without_index_share").map(ints),
     };
     cases.as_array().unwrap().iter().map(case).collect()
 }
@@ -41,33 +46,34 @@ fn argmax(logits: &Tensor) -> i64 {
     logits.argmax(-1, false).int64_value(&[0])
 }
 
-/// Runs three draft steps behind a prompt; returns the drafts and the hidden state of each.
-fn draft(rig: &Rig, prompt: &[i64], hidden: &Tensor, next: i64) -> (Vec<i64>, Tensor) {
+/// Runs three draft steps behind a prompt, the later ones with the keys of the first if `share`;
+/// returns the drafts and the hidden state of each.
+fn draft(
+    rig: &Rig,
+    prompt: &[i64],
+    hidden: &Tensor,
+    (next, share): (i64, bool),
+) -> (Vec<i64>, Tensor) {
     let mtp = rig.model.mtp.as_ref().unwrap().bind(&rig.caches, rig.backend);
     let n = prompt.len();
     let mut drafts = Vec::new();
     let mut states: Vec<Tensor> = Vec::new();
+    let mut shared = None;
     for step in 0..3 {
-        let state = if step == 0 {
-            let shifted = [&prompt[1..], &[next]].concat();
-            let input = DraftInput {
-                layer: 0,
-                token_ids: &ids(&shifted),
-                hidden,
-                layout: &rig.layout(&[(0, 0, n)]),
-                output_rows: Some(&ids(&[n as i64 - 1])),
-            };
-            mtp.step(input).unwrap()
-        } else {
-            let input = DraftInput {
-                layer: 0,
-                token_ids: &ids(&drafts[step - 1..]),
-                hidden: &states[step - 1],
-                layout: &rig.layout(&[(0, n + step - 1, 1)]),
-                output_rows: None,
-            };
-            mtp.step(input).unwrap()
-        };
+        let shifted = [&prompt[1..], &[next]].concat();
+        let is_first = step == 0;
+        let output = mtp.step(DraftInput {
+            layer: 0,
+            token_ids: &ids(if is_first { &shifted } else { &drafts[step - 1..] }),
+            hidden: if is_first { hidden } else { &states[step - 1] },
+            layout: &rig.layout(&[if is_first { (0, 0, n) } else { (0, n + step - 1, 1) }]),
+            output_rows: is_first.then_some(&ids(&[n as i64 - 1])),
+            selection: shared.as_ref(),
+        });
+        let DraftOutput { hidden: state, selection, .. } = output.unwrap();
+        if is_first && share {
+            shared = selection;
+        }
         drafts.push(argmax(&mtp.logits(0, &state).unwrap()));
         states.push(state);
     }
@@ -95,17 +101,23 @@ fn check_case(rig: &mut Rig, case: &Case, expected: &HashMap<String, Tensor>) {
         assert!((found - expected).abs() < 1e-3, "{name} at {position}: {found} not {expected}");
     }
 
-    let (drafts, states) = draft(rig, &case.prompt, &hidden, case.greedy[0]);
+    let (drafts, states) = draft(rig, &case.prompt, &hidden, (case.greedy[0], true));
     assert_eq!(drafts, case.drafts, "{name}");
     check("mtp_hidden", &states);
+    if let Some(unshared) = &case.drafts_unshared {
+        let (drafts, _) = draft(rig, &case.prompt, &hidden, (case.greedy[0], false));
+        assert_eq!(&drafts, unshared, "{name}");
+    }
 }
 
 fn check_all(ops: Ops) {
-    let expected = read_tensors("oracle-tiny-dsv3/tensors.safetensors");
-    let mut rig = Rig::tiny(ops, ComputeDtype::Float32);
-    let cases = cases();
-    assert_eq!(cases.len(), 14);
-    cases.iter().for_each(|case| check_case(&mut rig, case, &expected));
+    for model in MODELS {
+        let expected = read_tensors(&format!("oracle-{model}/tensors.safetensors"));
+        let mut rig = Rig::tiny(model, ops, ComputeDtype::Float32);
+        let cases = cases(model);
+        assert_eq!(cases.len(), 14);
+        cases.iter().for_each(|case| check_case(&mut rig, case, &expected));
+    }
 }
 
 #[test]
@@ -119,10 +131,10 @@ fn fused_layers_agree_with_the_oracle() {
 }
 
 /// Fraction of the oracle's greedy tokens that bfloat16 chooses behind the same prefix.
-fn bfloat16_agreement(ops: Ops) -> f64 {
-    let mut rig = Rig::tiny(ops, ComputeDtype::Bfloat16);
+fn bfloat16_agreement(model: &str, ops: Ops) -> f64 {
+    let mut rig = Rig::tiny(model, ops, ComputeDtype::Bfloat16);
     let (mut n_equal, mut n_tokens) = (0, 0);
-    for case in cases().iter().filter(|case| case.prompt.len() < 100) {
+    for case in cases(model).iter().filter(|case| case.prompt.len() < 100) {
         rig.reset(16, 4096);
         let n_prompt = case.prompt.len();
         let tokens = [&case.prompt[..], &case.greedy].concat();
@@ -137,8 +149,10 @@ fn bfloat16_agreement(ops: Ops) -> f64 {
 
 #[test]
 fn bfloat16_mostly_chooses_the_same_tokens() {
-    for ops in [Ops::Torch, Ops::Fused] {
-        let agreement = bfloat16_agreement(ops);
-        assert!(agreement > 0.95, "{ops:?}: {agreement}");
+    for model in MODELS {
+        for ops in [Ops::Torch, Ops::Fused] {
+            let agreement = bfloat16_agreement(model, ops);
+            assert!(agreement > 0.95, "{model}, {ops:?}: {agreement}");
+        }
     }
 }

@@ -37,7 +37,7 @@ fn the_fused_form_rotates_alike() {
         let x = Tensor::randn([3, 2, 8], (Kind::Float, Device::Cpu));
         let expected = rows.rotate(&x).unwrap();
         let mut found = Vec::<f32>::try_from(x.flatten(0, -1)).unwrap();
-        rows.rotate_in_place(&mut found, 2).unwrap();
+        rows.rotate_in_place(&mut found, 2, RotatedPart::End).unwrap();
         let difference = (Tensor::from_slice(&found).view([3, 2, 8]) - expected).abs().max();
         assert!(difference.double_value(&[]) < 1e-6);
     }

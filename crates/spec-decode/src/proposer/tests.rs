@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use tch::Kind;
 
 use super::*;
-use crate::draft_model::DraftError;
+use crate::draft_model::{DraftError, DraftOutput};
 
 const VOCAB: u32 = 97;
 const BLOCK_SIZE: u32 = 4;
@@ -67,7 +67,7 @@ impl DraftModel for HashDrafter {
         self.caches.borrow().len()
     }
 
-    fn step(&self, input: DraftInput<'_>) -> Result<Tensor, DraftError> {
+    fn step(&self, input: DraftInput<'_>) -> Result<DraftOutput, DraftError> {
         let layout = input.layout;
         let (slots, positions) = (ints(&layout.slot_mapping), ints(&layout.positions));
         let (seqs, tables) = (ints(&layout.token_to_seq), ints(&layout.block_tables));
@@ -102,7 +102,8 @@ impl DraftModel for HashDrafter {
             tokens,
             output_rows,
         });
-        Ok(input.output_rows.map_or(output.shallow_clone(), |rows| output.index_select(0, rows)))
+        let selected = input.output_rows.map(|rows| output.index_select(0, rows));
+        Ok(selected.unwrap_or(output).into())
     }
 
     fn logits(&self, _layer: usize, hidden: &Tensor) -> Result<Tensor, DraftError> {
@@ -199,7 +200,7 @@ fn propose(
         });
         hidden.extend(std::iter::repeat_n(1000, step.n_rejected));
     }
-    proposer.propose(model, &seqs, &column(&hidden)).unwrap().to_vec()
+    proposer.propose(model, &seqs, &column(&hidden)).unwrap().drafts.to_vec()
 }
 
 /// Runs `rounds` of a batch together, each sequence alone and each by definition: all agree.

@@ -1,0 +1,108 @@
+//! The caches of the layers.
+
+use model_config::DsaConfig;
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::registry::LoadedModel;
+
+/// What a fresh cache holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvInit {
+    /// Zeros.
+    #[default]
+    Zero,
+    /// NaN, so that a read of a slot that was not written shows. For tests.
+    Nan,
+}
+
+/// How the index keys of sparse attention are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IndexCacheDtype {
+    /// In the dtype that the model computes in.
+    #[default]
+    Auto,
+    /// As 8-bit floats (e4m3) with one float32 scale, a power of two, for each token.
+    Fp8,
+}
+
+impl IndexCacheDtype {
+    /// The dtype of a cache beside latents of `kind`, and the width of its rows.
+    fn format(self, dsa: &DsaConfig, kind: Kind) -> (Kind, usize) {
+        match self {
+            Self::Auto => (kind, dsa.index_head_dim),
+            Self::Fp8 => (Kind::Uint8, dsa.index_head_dim + size_of::<f32>()),
+        }
+    }
+
+    /// Bytes of one index key in a model that computes in `kind`.
+    #[must_use]
+    pub fn n_bytes_per_key(self, dsa: &DsaConfig, kind: Kind) -> usize {
+        let (kind, width) = self.format(dsa, kind);
+        width * kind.elt_size_in_bytes()
+    }
+}
+
+/// The paged caches of one layer, which share the block tables of all layers. Formats are those of
+/// [`AttentionBackend`](attention_backends::AttentionBackend).
+#[derive(Debug)]
+pub struct LayerCache {
+    /// Latents, `[n_slots, cache_width]`.
+    pub latent: Tensor,
+    /// Index keys, in layers with an indexer of their own
+    /// ([`ModelConfig::has_indexer`](model_config::ModelConfig::has_indexer)).
+    pub index: Option<Tensor>,
+}
+
+impl LayerCache {
+    /// The index keys of a layer with an indexer.
+    pub(crate) fn index_keys(&self) -> &Tensor {
+        self.index.as_ref().expect("a layer with an indexer has an index cache")
+    }
+
+    /// The caches of the layer.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        std::iter::once(&self.latent).chain(&self.index)
+    }
+}
+
+impl LoadedModel {
+    /// Allocates the caches that a pass needs, of `n_slots` slots each: those of the target's
+    /// layers, then those of the MTP layers that were loaded.
+    ///
+    /// # Errors
+    ///
+    /// [`TchError`] if memory is short.
+    pub fn new_caches(
+        &self,
+        n_slots: i64,
+        index_dtype: IndexCacheDtype,
+        init: KvInit,
+    ) -> Result<Vec<LayerCache>, TchError> {
+        let kind = self.dtype.kind();
+        let width = self.config.attention.cache_width();
+        let layers = (0..self.num_cache_layers()).map(|layer_idx| {
+            let dsa = self.config.dsa.as_ref().filter(|_| self.config.has_indexer(layer_idx));
+            let index = dsa.map(|dsa| index_dtype.format(dsa, kind));
+            Ok(LayerCache {
+                latent: cache(n_slots, (kind, width), self.device, init)?,
+                index: index.map(|format| cache(n_slots, format, self.device, init)).transpose()?,
+            })
+        });
+        layers.collect()
+    }
+}
+
+fn cache(
+    n_slots: i64,
+    (kind, width): (Kind, usize),
+    device: Device,
+    init: KvInit,
+) -> Result<Tensor, TchError> {
+    let (shape, options) = ([n_slots, width as i64], (kind, device));
+    match (init, kind) {
+        (KvInit::Zero, _) => Tensor::f_zeros(shape, options),
+        // The code of NaN in e4m3.
+        (KvInit::Nan, Kind::Uint8) => Tensor::f_full(shape, 0x7f, options),
+        (KvInit::Nan, _) => Tensor::f_full(shape, f64::NAN, options),
+    }
+}
