@@ -5,6 +5,7 @@ mod made;
 mod mtp;
 mod oracle;
 mod softmax;
+mod softmax;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
