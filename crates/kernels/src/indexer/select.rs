@@ -60,3 +60,6 @@ fn rank(score: f32) -> u32 {
     let rank = if bits >> 31 == 1 { bits } else { 0x7fff_ffff - bits };
     if score.is_nan() { u32::MAX } else { rank }
 }
+
+#[cfg(test)]
+mod tests;

@@ -105,4 +105,47 @@ impl F32x16 for Avx2 {
             )
         })
     }
+
+    #[inline(always)]
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
+        // The four quarters of the square, of which two change places.
+        let mut columns = rows;
+        for right in 0..2 {
+            let half = |row: Self| if right == 0 { row.0 } else { row.1 };
+            let top = transpose_square(std::array::from_fn(|i| half(rows[i])));
+            let bottom = transpose_square(std::array::from_fn(|i| half(rows[8 + i])));
+            for i in 0..8 {
+                columns[8 * right + i] = Self(top[i], bottom[i]);
+            }
+        }
+        columns
+    }
+}
+
+/// Element `j` of vector `i` becomes element `i` of vector `j`.
+#[inline(always)]
+fn transpose_square([a, b, c, d, e, f, g, h]: [__m256; 8]) -> [__m256; 8] {
+    let top = transpose_within_lanes([a, b, c, d]);
+    let bottom = transpose_within_lanes([e, f, g, h]);
+    let mut columns = [a; 8];
+    for i in 0..4 {
+        columns[i] = avx2!(_mm256_permute2f128_ps::<0x20>(top[i], bottom[i]));
+        columns[4 + i] = avx2!(_mm256_permute2f128_ps::<0x31>(top[i], bottom[i]));
+    }
+    columns
+}
+
+/// Per 128-bit lane, element `j` of vector `i` becomes element `i` of vector `j`.
+#[inline(always)]
+fn transpose_within_lanes([a, b, c, d]: [__m256; 4]) -> [__m256; 4] {
+    avx2!({
+        let (low_ab, high_ab) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+        let (low_cd, high_cd) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+        [
+            _mm256_shuffle_ps::<0x44>(low_ab, low_cd),
+            _mm256_shuffle_ps::<0xee>(low_ab, low_cd),
+            _mm256_shuffle_ps::<0x44>(high_ab, high_cd),
+            _mm256_shuffle_ps::<0xee>(high_ab, high_cd),
+        ]
+    })
 }
