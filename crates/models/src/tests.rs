@@ -5,7 +5,6 @@ mod made;
 mod mtp;
 mod oracle;
 mod softmax;
-mod softmax;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
