@@ -51,7 +51,7 @@ impl Kernel for Score<'_> {
         };
         for first_key in self.keys.clone().step_by(PANEL) {
             let n_keys = (self.keys.end - first_key).min(PANEL);
-            self.gather::<V>(first_key, n_keys, &mut panel);
+            self.gather(first_key, n_keys, &mut panel);
             transpose::<V>(&panel.rows, &mut panel.columns);
             self.multiply::<V>(&mut panel);
             for (row, dots) in self.rows.iter().zip(panel.dots.chunks_exact(shape.n_heads)) {
@@ -67,7 +67,7 @@ impl Score<'_> {
     /// Copies the next `n_keys` cached keys; lanes behind them keep what they had and are not
     /// stored.
     #[inline(always)]
-    fn gather<V: F32x16>(&self, first_key: usize, n_keys: usize, panel: &mut Panel) {
+    fn gather(&self, first_key: usize, n_keys: usize, panel: &mut Panel) {
         let dim = self.call.shape.head_dim;
         let n_vectors = panel.columns.len();
         let token = self.rows[0].token;
@@ -102,19 +102,19 @@ impl Score<'_> {
         let first_row = self.rows[0].token * self.call.shape.n_heads;
         let mut q = &self.call.batch.q[first_row * dim..][..panel.dots.len() * dim];
         let mut dots = &mut panel.dots[..];
-        let columns = panel.columns.as_flattened();
+        let columns = &panel.columns.as_flattened()[..dim];
         while !dots.is_empty() {
             let n_rows = dots.len().min(if V::WIDE { 8 } else { 3 });
             let (head, tail) = dots.split_at_mut(n_rows);
             match n_rows {
-                1 => micro::<V, 1>(q, &columns[..dim], head),
-                2 => micro::<V, 2>(q, &columns[..dim], head),
-                3 => micro::<V, 3>(q, &columns[..dim], head),
-                4 => micro::<V, 4>(q, &columns[..dim], head),
-                5 => micro::<V, 5>(q, &columns[..dim], head),
-                6 => micro::<V, 6>(q, &columns[..dim], head),
-                7 => micro::<V, 7>(q, &columns[..dim], head),
-                _ => micro::<V, 8>(q, &columns[..dim], head),
+                1 => micro::<V, 1>(q, columns, head),
+                2 => micro::<V, 2>(q, columns, head),
+                3 => micro::<V, 3>(q, columns, head),
+                4 => micro::<V, 4>(q, columns, head),
+                5 => micro::<V, 5>(q, columns, head),
+                6 => micro::<V, 6>(q, columns, head),
+                7 => micro::<V, 7>(q, columns, head),
+                _ => micro::<V, 8>(q, columns, head),
             }
             (q, dots) = (&q[n_rows * dim..], tail);
         }
