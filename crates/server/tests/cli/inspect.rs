@@ -20,7 +20,7 @@ fn the_bundled_checkpoint_is_described() {
         "num_mtp_layers_present": 1, "is_mtp_complete": true, "quantization": null,
         "refusal": null, "index_topk": null, "index_share_for_mtp_iteration": null,
         "index_bytes_per_token": null,
-        // Five layers of 64 latent and 32 rope values in two bytes each.
+        // Six layers of 64 latent and 16 rope values in two bytes each.
         "kv_bytes_per_token": 960,
     });
     for (field, value) in expected.as_object().unwrap() {
