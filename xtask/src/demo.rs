@@ -9,22 +9,27 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 
 use crate::{libtorch, process, serve, setup};
 
 pub(crate) const HELP: &str = "\
 Provides libtorch, builds in release, starts the gRPC server on a free loopback port with the
-bundled tiny-dsv3 checkpoint and three drafts a step, and streams a completion of PROMPT (Python
+bundled tiny-glm52 checkpoint and three drafts a step, and streams a completion of PROMPT (Python
 code, or a default one) through a client in a process of its own. Accepted drafts are green on a
-terminal and bracketed elsewhere. Then a summary, and the same request without drafting.";
+terminal and bracketed elsewhere. Then a summary, the same request without drafting, and how often
+the indexer of the MTP layer runs with draft steps that share its selection and without.";
+
+const MODEL: &str = "tiny-glm52";
+const PROMPT: &str = "def read_lines(path):\n    \"\"\"Return the lines of a text file.\"\"\"\n";
 
 const LOAD_TIME_MAX: Duration = Duration::from_secs(120);
 const STOP_TIME_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let prompt = match args {
-        [] => None,
-        [prompt] => Some(prompt),
+        [] => PROMPT,
+        [prompt] => prompt,
         _ => bail!("demo takes one prompt: put it in quotes"),
     };
     process::stage("libtorch", setup::ensure_libtorch)?;
@@ -38,10 +43,52 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     })?;
     let server = process::stage("load", || Server::start(&tandem))?;
     let mut stream = Command::new(client);
-    stream.args(["--addr", &server.address, "--compare", "--"]).args(prompt);
+    stream.args(["--addr", &server.address, "--compare", "--", prompt]);
     let streamed = process::run(&mut stream);
     let stopped = process::stage("stop", || server.stop());
-    streamed.and(stopped)
+    streamed.and(stopped)?;
+    process::stage("index sharing", || compare_index_share(&tandem, prompt))
+}
+
+/// Generates with and without index sharing and prints what the drafts' indexer did.
+fn compare_index_share(tandem: &Path, prompt: &str) -> Result<()> {
+    let shared = generate(tandem, prompt, "on")?;
+    let plain = generate(tandem, prompt, "off")?;
+    ensure!(shared["token_ids"] == plain["token_ids"], "index sharing changed the text");
+    let (Some(shared), Some(plain)) = (draft_figures(&shared), draft_figures(&plain)) else {
+        println!("\nthe text is too short to draft");
+        return Ok(());
+    };
+    println!("\nthe same text again, with draft steps after the first using its selection of keys");
+    println!("and with the indexer at every draft step:\n");
+    println!("{:<25}{:<12}every step", "indexer of the drafts", "shared");
+    for (name, idx, digits) in
+        [("launches a propose", 0, 2), ("scored keys", 1, 0), ("mean acceptance length", 2, 2)]
+    {
+        println!("{name:<25}{:<12.digits$}{:.digits$}", shared[idx], plain[idx]);
+    }
+    Ok(())
+}
+
+/// Indexer launches a propose, keys that they scored, and the mean acceptance length; `None` if
+/// nothing was drafted.
+fn draft_figures(run: &Value) -> Option<[f64; 3]> {
+    let steps = run["indexer"]["draft_steps"].as_array()?;
+    let sum = |field| steps.iter().map(|counts| counts[field].as_f64()).sum::<Option<f64>>();
+    // The first draft step runs its indexer once in each propose.
+    let n_proposes = steps.first()?["launches"].as_f64()?;
+    let length = run["spec_decode"]["acceptance_length"].as_f64()?;
+    Some([sum("launches")? / n_proposes, sum("scored_keys")?, length])
+}
+
+/// One JSON line of `tandem generate`.
+fn generate(tandem: &Path, prompt: &str, index_share: &str) -> Result<Value> {
+    let mut command = Command::new(tandem);
+    command.args(["generate", "--json", "--model", MODEL, "--index-share", index_share]);
+    command.args(["--num-speculative-tokens", "3", "--max-tokens", "96"]);
+    command.arg(format!("--prompt={prompt}")).envs(libtorch::loader_path()?);
+    let line = process::output(&mut command)?;
+    serde_json::from_str(&line).context("`tandem generate` printed no JSON")
 }
 
 /// A running `tandem serve`. It is killed if this is dropped before it was stopped, and asked to
@@ -55,7 +102,7 @@ struct Server {
 impl Server {
     fn start(tandem: &Path) -> Result<Self> {
         let mut command = Command::new(tandem);
-        command.args(["serve", "--model", "tiny-dsv3", "--num-speculative-tokens", "3"]);
+        command.args(["serve", "--model", MODEL, "--num-speculative-tokens", "3"]);
         command.args(["--host", "127.0.0.1", "--port", "0"]).envs(libtorch::loader_path()?);
         let mut child =
             command.stdout(Stdio::piped()).spawn().context("cannot start the server")?;

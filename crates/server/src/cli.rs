@@ -5,6 +5,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+/// What runs where no model is named.
+const DEFAULT_MODEL: &str = "tiny-glm52";
+
 /// Speculative decoding with a model's own MTP layer.
 #[derive(Debug, Parser)]
 #[command(name = "tandem", version, propagate_version = true)]
@@ -29,7 +32,7 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct EngineArgs {
     /// Checkpoint folder in the Hugging Face layout, or the name of a bundled checkpoint
-    #[arg(long, default_value = "tiny-dsv3")]
+    #[arg(long, default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
     /// Drafts a step from the checkpoint's MTP layers, 0 to 8; 0 turns drafting off
     #[arg(long, default_value_t = 3)]
@@ -137,7 +140,7 @@ pub(crate) struct PromptArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ScoreArgs {
     /// Checkpoint folder, or the name of a bundled checkpoint
-    #[arg(long, default_value = "tiny-dsv3")]
+    #[arg(long, default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,

@@ -187,6 +187,7 @@ fn indexer_json(engine: &LoadedEngine, stats: &IndexerStats) -> Option<Value> {
     let num_speculative_tokens = engine.handle.request_rules().num_speculative_tokens as usize;
     let draft_steps = stats.draft_steps.iter().take(num_speculative_tokens);
     Some(json!({
+        "index_share": engine.index_share,
         "target_prefill": counts(&stats.target_prefill),
         "target_verify": counts(&stats.target_verify),
         "draft_steps": draft_steps.map(counts).collect::<Vec<_>>(),

@@ -1,12 +1,12 @@
 //! From flags to a model, a runner and an engine.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
 use model_config::{ConfigSummary, ModelConfig, RawConfig, StoredDtype};
-use model_runner::{IndexCacheDtype, Runner, RunnerOptions};
+use model_runner::{IndexCacheDtype, Runner, RunnerError, RunnerOptions};
 use models::{ComputeDtype, LoadOptions};
 use scheduler::SchedulerConfig;
 use spec_decode::IndexShare;
@@ -29,6 +29,8 @@ pub(crate) struct LoadedEngine {
     pub(crate) model: Model,
     pub(crate) handle: EngineHandle,
     pub(crate) thread: EngineThread,
+    /// Whether draft steps after the first reuse its selection of keys.
+    pub(crate) index_share: bool,
 }
 
 /// Reads everything of a checkpoint but its weights.
@@ -66,9 +68,16 @@ pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
     };
     let (dir, dtype) = (model.dir.clone(), model.dtype);
     tracing::info!(model = %dir.display(), ?dtype, "loading");
-    let make_runner = move || load_runner(&dir, dtype, &options);
+    let (share_sender, index_share) = mpsc::sync_channel(1);
+    let make_runner = move || {
+        let runner = load_runner(&dir, dtype, &options)?;
+        // Whoever starts the engine waits for this and cannot have gone.
+        let _ = share_sender.send(runner.shares_index());
+        anyhow::Ok(runner)
+    };
     let (handle, thread) = Engine::spawn(EngineConfig { scheduler }, make_runner)?;
-    Ok(LoadedEngine { model, handle, thread })
+    let index_share = index_share.recv().expect("an engine that has started has its runner");
+    Ok(LoadedEngine { model, handle, thread, index_share })
 }
 
 fn runner_options(args: &EngineArgs) -> RunnerOptions {
@@ -101,7 +110,12 @@ pub(crate) fn load_runner(
 ) -> Result<Runner> {
     let drafting = options.num_speculative_tokens > 0;
     let load = LoadOptions { dtype, drafting, ..LoadOptions::default() };
-    Ok(Runner::new(models::load(dir, load)?, options)?)
+    Runner::new(models::load(dir, load)?, options).map_err(|error| match error {
+        RunnerError::IndexShare { reason } => {
+            anyhow!("--index-share on: {reason}; give --index-share auto or off")
+        }
+        error => error.into(),
+    })
 }
 
 /// Decides the CPU threads: those of the kernels, one a core where `threads` does not say.

@@ -18,11 +18,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         .block_on(TcpListener::bind(args.address()))
         .with_context(|| format!("cannot listen on {}: choose another --port", args.address()))?;
     let address = listener.local_addr()?;
-    let LoadedEngine { model, handle, thread } = loading::start_engine(&args.engine)?;
+    let LoadedEngine { model, handle, thread, index_share } = loading::start_engine(&args.engine)?;
     let service = Service {
         engine: handle,
         tokenizer: model.tokenizer.clone(),
-        model: model_info(args, &model),
+        model: ModelInfo { index_share, ..model_info(args, &model) },
     };
     let drain_timeout = Duration::from_secs(args.drain_timeout);
     let config = ServeConfig { drain_timeout, ..ServeConfig::default() };
@@ -61,6 +61,6 @@ fn model_info(args: &ServeArgs, model: &Model) -> ModelInfo {
         eos_token_ids: model.config.eos_token_ids.clone(),
         dtype: loading::dtype_name(model.dtype).to_owned(),
         index_topk: model.config.dsa.as_ref().map_or(0, |dsa| dsa.index_topk as u32),
-        index_share: false,
+        ..ModelInfo::default()
     }
 }

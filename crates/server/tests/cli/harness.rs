@@ -55,9 +55,13 @@ pub(crate) fn fail_with(args: &[&str], expected: &[&str]) {
     }
 }
 
-/// The reference's cases.
+/// The reference's cases for the model that runs where none is named.
 pub(crate) fn cases() -> Vec<Value> {
-    let path = "../../tests/data/oracle-tiny-dsv3/cases.json";
+    cases_of("tiny-glm52")
+}
+
+pub(crate) fn cases_of(model: &str) -> Vec<Value> {
+    let path = format!("../../tests/data/oracle-{model}/cases.json");
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
     serde_json::from_str(&text).unwrap()
 }

@@ -5,6 +5,7 @@
 mod checkpoints;
 mod generate;
 mod harness;
+mod indexer;
 mod inspect;
 mod score;
 mod serve;

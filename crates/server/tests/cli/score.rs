@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Checkpoint, cases, fail_with, id_list, succeed, succeed_json};
+use crate::harness::{Checkpoint, cases, cases_of, fail_with, id_list, succeed, succeed_json};
 
 fn score(args: &[&str]) -> Value {
     succeed_json(&[&["score", "--dtype", "float32", "--json"], args].concat())
@@ -24,19 +24,26 @@ fn check(found: &Value, case: &Value) {
 
 #[test]
 fn log_probabilities_are_the_references() {
-    let cases = cases();
-    for case in [&cases[0], &cases[11], &cases[13]] {
-        let ids = id_list(&case["prompt_ids"]);
-        let whole = score(&["--prompt-ids", &ids]);
-        check(&whole, case);
-        assert_eq!(score(&["--prompt-ids", &ids, "--max-num-batched-tokens", "16"]), whole);
+    // Case 13 of tiny-glm52 has a selection that float32 decides by a rounding; the tests of
+    // `models` look into it.
+    for (model, picks) in [("tiny-glm52", [0, 11, 12]), ("tiny-dsv3", [0, 11, 13])] {
+        let cases = cases_of(model);
+        for case in picks.map(|idx| &cases[idx]) {
+            let ids = id_list(&case["prompt_ids"]);
+            let args = ["--model", model, "--prompt-ids", &ids];
+            let whole = score(&args);
+            check(&whole, case);
+            let chunked = [&args[..], &["--max-num-batched-tokens", "16"]].concat();
+            assert_eq!(score(&chunked), whole);
+        }
     }
-    check(&score(&["--prompt", cases[0]["prompt"].as_str().unwrap()]), &cases[0]);
+    let case = &cases()[0];
+    check(&score(&["--prompt", case["prompt"].as_str().unwrap()]), case);
 }
 
 #[test]
 fn a_folder_without_tokenizer_takes_ids_and_refuses_text() {
-    let checkpoint = Checkpoint::copy();
+    let checkpoint = Checkpoint::copy_of("tiny-glm52");
     fs::remove_file(checkpoint.file("tokenizer.json")).unwrap();
     let case = &cases()[2];
     let ids = id_list(&case["prompt_ids"]);
@@ -58,5 +65,4 @@ fn one_token_has_no_log_probability_and_none_is_refused() {
     fail_with(&["score", "--prompt-ids", ""], &["`prompt_ids` is empty"]);
     fail_with(&["score", "--prompt-ids", "5,4096"], &["4096 is not a token id"]);
     fail_with(&["score"], &["--prompt"]);
-    fail_with(&["score", "--model", "tiny-glm52", "--prompt-ids", "5"], &["glm_moe_dsa"]);
 }

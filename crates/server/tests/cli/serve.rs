@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use grpc_api::control::v1::GetModelInfoRequest;
 use grpc_api::control::v1::control_service_client::ControlServiceClient;
+use grpc_api::control::v1::{GetModelInfoRequest, GetStatsRequest};
 use grpc_api::inference::v1::generate_stream_request::Prompt;
 use grpc_api::inference::v1::generate_stream_response::Event;
 use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
@@ -105,10 +105,16 @@ async fn it_says_where_it_listens_serves_and_ends_with_0() {
     let mut control = ControlServiceClient::new(channel.clone());
     let model = control.get_model_info(GetModelInfoRequest {}).await.unwrap().into_inner();
     assert_eq!((model.served_model_name.as_str(), model.dtype.as_str()), ("small", "float32"));
+    assert_eq!((model.index_topk, model.index_share), (64, true));
     let (n_tokens, text, reason) =
         read(channel, request(case["prompt"].as_str().unwrap(), 48, false)).await;
     assert_eq!((n_tokens, reason), (48, FinishReason::MaxTokens));
     assert_eq!(text, case["greedy_text"].as_str().unwrap());
+    let stats = control.get_stats(GetStatsRequest {}).await.unwrap().into_inner();
+    let draft_steps = stats.indexer.unwrap().draft_steps;
+    let launches: Vec<u64> = draft_steps.iter().map(|counts| counts.launches).collect();
+    assert!(launches.len() == 3 && launches[0] > 0, "{launches:?}");
+    assert_eq!(launches[1..], [0, 0], "draft steps share a selection");
     server.terminate();
     assert_eq!(server.exit_code(Duration::from_secs(10)), Some(0));
 }
@@ -142,7 +148,7 @@ async fn sigterm_lets_a_running_stream_finish() {
 async fn a_stream_that_outlasts_the_drain_is_aborted_with_its_last_message() {
     let mut server = Server::start(&["--drain-timeout", "0"]);
     let mut client = InferenceServiceClient::new(server.connect().await);
-    let long = request("import numpy as np", 4000, true);
+    let long = request("import numpy as np", 2000, true);
     let mut stream = client.generate_stream(long).await.unwrap().into_inner();
     stream.message().await.unwrap().unwrap();
     server.terminate();
