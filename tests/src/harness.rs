@@ -1,16 +1,18 @@
-//! The bundled model behind an engine, and requests driven to their end.
-
-use std::path::PathBuf;
+//! A bundled model behind an engine, and requests driven to their end.
 
 use anyhow::{Context, Result, ensure};
 use engine::{Engine, EngineConfig, EngineHandle, EngineThread, Events};
 use engine_types::{
-    FinishReason, Request, RequestEvent, SamplingParams, SpecDecodeStats, TokenId, Usage,
+    FinishReason, Request, RequestEvent, SamplingParams, SpecDecodeStats, StepExecutor, TokenId,
+    Usage,
 };
 use model_config::ModelConfig;
 use model_runner::{Runner, RunnerOptions};
 use models::{ComputeDtype, LoadOptions};
 use scheduler::SchedulerConfig;
+
+use crate::oracle::Checkpoint;
+use crate::recorder::{Recorder, Records};
 
 /// What became of a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,36 +31,66 @@ pub struct Generation {
     pub spec_decode: SpecDecodeStats,
 }
 
-/// The folder of the bundled checkpoint.
-///
-/// # Errors
-///
-/// If it is not there.
-pub fn model_dir() -> Result<PathBuf> {
-    Ok(bundled_checkpoints::resolve("tiny-dsv3", None)?)
-}
-
-/// Loads the bundled checkpoint and starts an engine around it.
+/// Loads a bundled checkpoint and starts an engine around it.
 ///
 /// # Errors
 ///
 /// If the checkpoint, the runner or the scheduler refuses.
-pub fn start(dtype: ComputeDtype, options: &RunnerOptions) -> Result<(EngineHandle, EngineThread)> {
-    let dir = model_dir()?;
+pub fn start(
+    checkpoint: Checkpoint,
+    dtype: ComputeDtype,
+    options: &RunnerOptions,
+) -> Result<(EngineHandle, EngineThread)> {
+    let of_runner = options.clone();
+    spawn(checkpoint, options, move || runner(checkpoint, dtype, &of_runner))
+}
+
+/// As [`start`], and notes each step in the returned records.
+///
+/// # Errors
+///
+/// As [`start`].
+pub fn start_recorded(
+    checkpoint: Checkpoint,
+    dtype: ComputeDtype,
+    options: &RunnerOptions,
+) -> Result<(EngineHandle, EngineThread, Records)> {
+    let (of_runner, records) = (options.clone(), Records::default());
+    let noted = records.clone();
+    let make_executor =
+        move || anyhow::Ok(Recorder::new(runner(checkpoint, dtype, &of_runner)?, noted));
+    let (engine, thread) = spawn(checkpoint, options, make_executor)?;
+    Ok((engine, thread, records))
+}
+
+fn spawn<X: StepExecutor>(
+    checkpoint: Checkpoint,
+    options: &RunnerOptions,
+    make_executor: impl FnOnce() -> Result<X> + Send + 'static,
+) -> Result<(EngineHandle, EngineThread)> {
     let scheduler = SchedulerConfig {
         max_num_seqs: options.max_num_seqs,
         max_num_batched_tokens: options.max_num_batched_tokens,
         num_speculative_tokens: options.num_speculative_tokens,
-        eos_token_ids: ModelConfig::load(&dir)?.eos_token_ids,
+        eos_token_ids: ModelConfig::load(&checkpoint.dir()?)?.eos_token_ids,
         ..SchedulerConfig::default()
     };
-    let options = options.clone();
-    let make_runner = move || -> Result<Runner> {
-        let drafting = options.num_speculative_tokens > 0;
-        let load = LoadOptions { dtype, drafting, ..LoadOptions::default() };
-        Ok(Runner::new(models::load(&dir, load)?, &options)?)
-    };
-    Ok(Engine::spawn(EngineConfig { scheduler }, make_runner)?)
+    Ok(Engine::spawn(EngineConfig { scheduler }, make_executor)?)
+}
+
+/// Loads a bundled checkpoint.
+///
+/// # Errors
+///
+/// If the checkpoint or the runner refuses.
+pub fn runner(
+    checkpoint: Checkpoint,
+    dtype: ComputeDtype,
+    options: &RunnerOptions,
+) -> Result<Runner> {
+    let drafting = options.num_speculative_tokens > 0;
+    let load = LoadOptions { dtype, drafting, ..LoadOptions::default() };
+    Ok(Runner::new(models::load(&checkpoint.dir()?, load)?, options)?)
 }
 
 /// Parameters of a plain request.
@@ -145,4 +177,27 @@ pub fn generate<'a>(
         .map(|(prompt, params)| submit(engine, prompt, params))
         .collect::<Result<_, _>>()?;
     running.into_iter().map(collect).collect()
+}
+
+/// Runs all cases of a checkpoint at once in an engine of their own.
+///
+/// # Errors
+///
+/// As [`start`] and [`generate`].
+pub fn generate_cases(
+    checkpoint: Checkpoint,
+    dtype: ComputeDtype,
+    options: &RunnerOptions,
+) -> Result<Vec<Generation>> {
+    let cases = checkpoint.cases()?;
+    let (engine, _thread) = start(checkpoint, dtype, options)?;
+    generate(&engine, cases.iter().map(|case| (&case.prompt_ids[..], params(case.max_tokens()))))
+}
+
+/// Mean tokens a verify step adds, over all of `done`.
+#[must_use]
+pub fn acceptance_length(done: &[Generation]) -> f64 {
+    let mut sum = SpecDecodeStats::default();
+    done.iter().for_each(|found| sum.merge(&found.spec_decode));
+    sum.acceptance_length().unwrap_or(1.0)
 }

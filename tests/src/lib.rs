@@ -1,4 +1,7 @@
-//! Shared helpers of the whole-engine tests: the oracle's data and a model behind an engine.
+//! Shared helpers of the whole-engine tests and benches: the oracle's data, a model behind an
+//! engine, and that engine behind its gRPC port.
 
 pub mod harness;
 pub mod oracle;
+pub mod recorder;
+pub mod server;

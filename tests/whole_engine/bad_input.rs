@@ -2,7 +2,7 @@
 
 use engine_types::{FinishReason, SamplingParams, TokenId};
 use integration_tests::harness;
-use integration_tests::oracle;
+use integration_tests::oracle::Checkpoint;
 use model_runner::RunnerOptions;
 use models::ComputeDtype;
 
@@ -43,16 +43,17 @@ fn bad_requests(max_model_len: u32, vocab_size: u32) -> Vec<BadRequest> {
     ]
 }
 
-#[test]
-fn each_bad_request_is_refused_by_field_and_the_next_good_one_succeeds() {
+on_both!(each_bad_request_is_refused_by_field_and_the_next_good_one_succeeds);
+
+fn each_bad_request_is_refused_by_field_and_the_next_good_one_succeeds(checkpoint: Checkpoint) {
     let options = RunnerOptions {
         num_blocks: Some(24),
         max_model_len: Some(512),
         num_speculative_tokens: 3,
         ..RunnerOptions::default()
     };
-    let (engine, thread) = harness::start(ComputeDtype::Float32, &options).unwrap();
-    let case = &oracle::cases().unwrap()[0];
+    let (engine, thread) = harness::start(checkpoint, ComputeDtype::Float32, &options).unwrap();
+    let case = &checkpoint.cases().unwrap()[0];
     let limits = engine.limits();
     for (prompt, params, expected) in bad_requests(limits.max_model_len, limits.vocab_size) {
         let error = harness::submit(&engine, &prompt, params).unwrap_err();

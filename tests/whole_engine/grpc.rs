@@ -1,76 +1,36 @@
-//! The real model behind the real gRPC port on loopback.
+//! Each bundled checkpoint behind the real gRPC port on loopback.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::EngineThread;
-use grpc_api::control::v1::control_service_client::ControlServiceClient;
-use grpc_api::control::v1::{GetStatsRequest, GetStatsResponse};
+use grpc_api::control::v1::GetStatsResponse;
 use grpc_api::inference::v1::generate_stream_request::Prompt;
 use grpc_api::inference::v1::generate_stream_response::Event;
-use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
 use grpc_api::inference::v1::{
     FinishReason, GenerateStreamRequest, GenerateStreamResponse, GenerationFinished,
     SpeculationParams, StoppingParams, TokenDelta, TokenIds,
 };
-use grpc_server::{ModelInfo, ServeConfig, Service};
-use integration_tests::harness;
-use integration_tests::oracle::{self, Case};
+use integration_tests::oracle::{Case, Checkpoint};
+use integration_tests::server::Server;
 use model_runner::RunnerOptions;
 use models::ComputeDtype;
-use tokenization::Tokenizer;
-use tokio::net::TcpListener;
+use spec_decode::IndexShare;
 use tonic::Streaming;
-use tonic::transport::Channel;
 
-/// A server; it ends with the test's runtime, the engine with this.
-struct Server {
-    address: SocketAddr,
-    _thread: EngineThread,
+async fn start(checkpoint: Checkpoint) -> Server {
+    let options = RunnerOptions { num_speculative_tokens: 3, ..RunnerOptions::default() };
+    Server::start(checkpoint, ComputeDtype::Float32, &options).await.unwrap()
 }
 
-impl Server {
-    async fn start() -> Self {
-        let options = RunnerOptions { num_speculative_tokens: 3, ..RunnerOptions::default() };
-        let (engine, thread) = harness::start(ComputeDtype::Float32, &options).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let tokenizer = Tokenizer::load(&harness::model_dir().unwrap()).unwrap();
-        let service =
-            Service { engine, tokenizer: Some(Arc::new(tokenizer)), model: ModelInfo::default() };
-        let forever = std::future::pending();
-        tokio::spawn(grpc_server::serve(listener, ServeConfig::default(), service, forever));
-        Self { address, _thread: thread }
-    }
-
-    /// A connection of its own.
-    async fn connect(&self) -> Channel {
-        let endpoint = Channel::from_shared(format!("http://{}", self.address)).unwrap();
-        endpoint.connect().await.unwrap()
-    }
-
-    async fn stream(&self, request: GenerateStreamRequest) -> Streaming<GenerateStreamResponse> {
-        let mut client = InferenceServiceClient::new(self.connect().await);
-        client.generate_stream(request).await.unwrap().into_inner()
-    }
-
-    async fn stats(&self) -> GetStatsResponse {
-        let mut control = ControlServiceClient::new(self.connect().await);
-        control.get_stats(GetStatsRequest {}).await.unwrap().into_inner()
-    }
-
-    /// Asks until `is_met`, at most 500 ms.
-    async fn wait_for(&self, is_met: impl Fn(&GetStatsResponse) -> bool) -> GetStatsResponse {
-        let started = Instant::now();
-        loop {
-            let stats = self.stats().await;
-            if is_met(&stats) {
-                return stats;
-            }
-            assert!(started.elapsed() < Duration::from_millis(500), "{stats:?}");
-            tokio::time::sleep(Duration::from_millis(2)).await;
+/// Asks until `is_met`, at most 500 ms.
+async fn wait_for(server: &Server, is_met: impl Fn(&GetStatsResponse) -> bool) -> GetStatsResponse {
+    let started = Instant::now();
+    loop {
+        let stats = server.stats().await.unwrap();
+        if is_met(&stats) {
+            return stats;
         }
+        assert!(started.elapsed() < Duration::from_millis(500), "{stats:?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
@@ -133,11 +93,12 @@ fn check(case: &Case, deltas: &[TokenDelta], finished: &GenerationFinished) {
     assert_eq!(stats.accepted_histogram.iter().sum::<u64>(), stats.verify_steps, "{name}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_is_the_reference_text_step_by_step() {
-    let server = Server::start().await;
-    for case in oracle::cases().unwrap() {
-        let stream = server.stream(request(ids(&case), case.max_tokens(), 3)).await;
+on_both!(async a_stream_is_the_reference_text_step_by_step);
+
+async fn a_stream_is_the_reference_text_step_by_step(checkpoint: Checkpoint) {
+    let server = start(checkpoint).await;
+    for case in checkpoint.cases().unwrap() {
+        let stream = server.stream(request(ids(&case), case.max_tokens(), 3)).await.unwrap();
         let (deltas, finished) = read(stream).await;
         check(&case, &deltas, &finished);
         for delta in &deltas {
@@ -147,51 +108,54 @@ async fn a_stream_is_the_reference_text_step_by_step() {
             assert_eq!(delta.text_pieces.len(), delta.token_ids.len());
         }
         // One step reads the prompt; each other one verifies the drafts of the step before.
-        let n_verify_steps = case.speculation["k=3"].accepted_per_step.len();
+        let n_verify_steps = case.speculation(3, IndexShare::Auto).unwrap().accepted_per_step.len();
         assert_eq!(deltas.len(), 1 + n_verify_steps, "{}", case.name);
         assert_eq!(deltas[0].draft_token_ids, [0; 0]);
-        assert_eq!(deltas[1].draft_token_ids, case.first_drafts, "{}", case.name);
+        assert_eq!(deltas[1].draft_token_ids, case.first_drafts(IndexShare::Auto), "{}", case.name);
         let reason = match case.greedy_ids.len() < case.max_tokens() as usize {
             true => FinishReason::Eos,
             false => FinishReason::MaxTokens,
         };
         assert_eq!(finished.finish_reason(), reason, "{}", case.name);
     }
-    server.wait_for(is_empty).await;
+    wait_for(&server, is_empty).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn text_and_ids_get_the_same_stream_at_the_same_time() {
-    let server = Server::start().await;
-    let cases = oracle::cases().unwrap();
+on_both!(async text_and_ids_get_the_same_stream_at_the_same_time);
+
+async fn text_and_ids_get_the_same_stream_at_the_same_time(checkpoint: Checkpoint) {
+    let server = start(checkpoint).await;
+    let cases = checkpoint.cases().unwrap();
     for case in &cases[..6] {
-        let text = server.stream(request(Prompt::Text(case.prompt.clone()), 48, 3)).await;
-        let by_ids = server.stream(request(ids(case), 48, 3)).await;
+        let text = server.stream(request(Prompt::Text(case.prompt.clone()), 48, 3)).await.unwrap();
+        let by_ids = server.stream(request(ids(case), 48, 3)).await.unwrap();
         let (by_text, by_ids) = tokio::join!(read(text), read(by_ids));
         check(case, &by_text.0, &by_text.1);
         assert_eq!(by_text, by_ids, "{}", case.name);
     }
-    let without_drafts = read(server.stream(request(ids(&cases[0]), 48, 0)).await).await;
+    let without_drafts = read(server.stream(request(ids(&cases[0]), 48, 0)).await.unwrap()).await;
     check(&cases[0], &without_drafts.0, &without_drafts.1);
     assert_eq!(without_drafts.0.len(), 48, "one token a step");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_leaves_frees_its_request_and_its_blocks() {
-    let server = Server::start().await;
-    let cases = oracle::cases().unwrap();
+on_both!(async a_client_that_leaves_frees_its_request_and_its_blocks);
+
+async fn a_client_that_leaves_frees_its_request_and_its_blocks(checkpoint: Checkpoint) {
+    let server = start(checkpoint).await;
+    let cases = checkpoint.cases().unwrap();
     let mut endless = request(ids(&cases[0]), 4000, 3);
     endless.stopping.as_mut().unwrap().ignore_eos = Some(true);
-    let mut stream = server.stream(endless).await;
+    let mut stream = server.stream(endless).await.unwrap();
     for _ in 0..3 {
         stream.message().await.unwrap().unwrap();
     }
-    let stats = server.stats().await;
+    let stats = server.stats().await.unwrap();
     assert!(stats.running_requests == 1 && stats.used_blocks > 0, "{stats:?}");
     drop(stream);
-    let stats = server.wait_for(is_empty).await;
+    let stats = wait_for(&server, is_empty).await;
     assert!(stats.alive && stats.completion_tokens < 3000, "{stats:?}");
 
-    let (deltas, finished) = read(server.stream(request(ids(&cases[1]), 48, 3)).await).await;
+    let (deltas, finished) =
+        read(server.stream(request(ids(&cases[1]), 48, 3)).await.unwrap()).await;
     check(&cases[1], &deltas, &finished);
 }

@@ -2,9 +2,11 @@
 
 use engine_types::{FinishReason, SamplingParams, TokenId};
 use integration_tests::harness::{self, Generation};
-use integration_tests::oracle::{self, Case, ProbeSet};
+use integration_tests::oracle::{Case, Checkpoint, ProbeSet};
+use integration_tests::recorder::StepRecord;
 use model_runner::RunnerOptions;
 use models::ComputeDtype;
+use spec_decode::IndexShare;
 
 const EOS: TokenId = 1;
 
@@ -29,15 +31,16 @@ fn check_text(case: &Case, found: &Generation, setting: &str) {
 
 /// Compares the drafts of the first verify step, and the acceptance of all for the `k` of which
 /// the reference tells it.
-fn check_drafts(case: &Case, found: &Generation, k: usize, setting: &str) {
-    let place = format!("{}, {setting}", case.name);
+fn check_drafts(case: &Case, found: &Generation, (k, index_share): (u32, IndexShare)) {
+    let place = format!("{}, k={k}, index_share={index_share}", case.name);
     if k == 0 {
         assert_eq!(found.drafts_per_step, [[0; 0]; 0], "{place}");
         return;
     }
-    let n_known = k.min(case.first_drafts.len());
-    assert_eq!(found.drafts_per_step[0][..n_known], case.first_drafts[..n_known], "{place}");
-    if let Some(speculation) = case.speculation.get(&format!("k={k}")) {
+    let first = case.first_drafts(index_share);
+    let n_known = first.len().min(k as usize);
+    assert_eq!(found.drafts_per_step[0][..n_known], first[..n_known], "{place}");
+    if let Some(speculation) = case.speculation(k, index_share) {
         let (found, expected) = (&found.accepted_per_step, &speculation.accepted_per_step);
         assert_eq!(found.len(), expected.len(), "verify steps of {place}");
         // The token limit cuts the last step; the reference counts it whole.
@@ -46,64 +49,94 @@ fn check_drafts(case: &Case, found: &Generation, k: usize, setting: &str) {
     }
 }
 
-/// Runs all cases in one engine and compares everything with the reference.
-fn check_all(options: &RunnerOptions) {
-    let cases = oracle::cases().unwrap();
+/// Runs all cases in one engine, compares everything with the reference and returns the steps.
+fn check_all(checkpoint: Checkpoint, options: &RunnerOptions) -> Vec<StepRecord> {
+    let cases = checkpoint.cases().unwrap();
     assert_eq!(cases.len(), 14);
-    let (engine, thread) = harness::start(ComputeDtype::Float32, options).unwrap();
+    let (engine, thread, records) =
+        harness::start_recorded(checkpoint, ComputeDtype::Float32, options).unwrap();
     let done = harness::generate(&engine, requests(&cases)).unwrap();
-    let setting = format!("{options:?}");
+    let drafting = (options.num_speculative_tokens, options.index_share);
     for (case, found) in cases.iter().zip(&done) {
-        check_text(case, found, &setting);
-        check_drafts(case, found, options.num_speculative_tokens as usize, &setting);
+        check_text(case, found, &format!("{options:?}"));
+        check_drafts(case, found, drafting);
     }
     thread.drain();
     let stats = engine.stats();
     assert_eq!((stats.scheduler.n_preemptions, stats.n_failed_steps), (0, 0));
+    records.take()
 }
 
-#[test]
-fn every_number_of_drafts_gives_the_reference_tokens() {
-    for k in [0, 1, 2, 3, 5, 8] {
-        check_all(&options(k));
+on_both!(every_number_of_drafts_gives_the_reference_tokens);
+
+fn every_number_of_drafts_gives_the_reference_tokens(checkpoint: Checkpoint) {
+    for &index_share in checkpoint.index_shares() {
+        for k in [0, 1, 2, 3, 5, 8] {
+            check_all(checkpoint, &RunnerOptions { index_share, ..options(k) });
+        }
     }
 }
 
-#[test]
-fn prefill_in_chunks_of_16_changes_nothing() {
+on_both!(prefill_in_chunks_of_16_changes_nothing);
+
+fn prefill_in_chunks_of_16_changes_nothing(checkpoint: Checkpoint) {
     for k in [0, 1, 2, 3, 5, 8] {
-        check_all(&RunnerOptions { max_num_batched_tokens: 16, ..options(k) });
+        check_all(checkpoint, &RunnerOptions { max_num_batched_tokens: 16, ..options(k) });
+    }
+    for &index_share in checkpoint.index_shares() {
+        let options = RunnerOptions { index_share, ..options(3) };
+        check_all(checkpoint, &RunnerOptions { max_num_batched_tokens: 16, ..options });
     }
 }
 
-#[test]
-fn block_sizes_change_nothing() {
+on_both!(prefill_in_chunks_of_100_changes_nothing);
+
+/// Chunks are multiples of the block size, so that blocks of 100 tokens are what makes them 100.
+fn prefill_in_chunks_of_100_changes_nothing(checkpoint: Checkpoint) {
+    for &index_share in checkpoint.index_shares() {
+        for k in [1, 3] {
+            let options = RunnerOptions { index_share, block_size: 100, ..options(k) };
+            let options = RunnerOptions { max_num_batched_tokens: 100, ..options };
+            let steps = check_all(checkpoint, &options);
+            let rows = || steps.iter().flat_map(|step| &step.rows);
+            let n_chunks = rows().filter(|(row, _)| row.n_query == 100 && !row.samples).count();
+            assert_eq!(n_chunks, 3 + 7, "of prompts of 331 and 795 tokens");
+        }
+    }
+}
+
+on_both!(block_sizes_change_nothing);
+
+fn block_sizes_change_nothing(checkpoint: Checkpoint) {
     for block_size in [1, 4, 16, 64] {
         for k in [0, 1, 3, 8] {
-            check_all(&RunnerOptions { block_size, ..options(k) });
+            check_all(checkpoint, &RunnerOptions { block_size, ..options(k) });
         }
         let chunked = RunnerOptions { max_num_batched_tokens: 16, ..options(3) };
-        check_all(&RunnerOptions { block_size, ..chunked });
+        check_all(checkpoint, &RunnerOptions { block_size, ..chunked });
     }
 }
 
-#[test]
-fn cases_one_at_a_time_give_the_same_as_all_at_once() {
+on_both!(cases_one_at_a_time_give_the_same_as_all_at_once);
+
+fn cases_one_at_a_time_give_the_same_as_all_at_once(checkpoint: Checkpoint) {
     for k in [0, 1, 3] {
-        check_all(&RunnerOptions { max_num_seqs: 1, ..options(k) });
+        check_all(checkpoint, &RunnerOptions { max_num_seqs: 1, ..options(k) });
     }
 }
+
+on_both!(a_pool_too_small_for_all_preempts_and_gives_the_same_text);
 
 /// Each pool holds the longest case and little more, so that requests take each other's blocks.
-#[test]
-fn a_pool_too_small_for_all_preempts_and_gives_the_same_text() {
-    let cases = oracle::cases().unwrap();
+fn a_pool_too_small_for_all_preempts_and_gives_the_same_text(checkpoint: Checkpoint) {
+    let cases = checkpoint.cases().unwrap();
     let (short, all) = (&cases[..12], &cases[..]);
     for (cases, num_blocks) in [(short, 28), (all, 212)] {
         for k in [0, 3, 8] {
             let num_blocks = Some(num_blocks);
             let options = RunnerOptions { num_blocks, block_size: 4, ..options(k) };
-            let (engine, thread) = harness::start(ComputeDtype::Float32, &options).unwrap();
+            let (engine, thread) =
+                harness::start(checkpoint, ComputeDtype::Float32, &options).unwrap();
             let done = harness::generate(&engine, requests(cases)).unwrap();
             for (case, found) in cases.iter().zip(&done) {
                 check_text(case, found, &format!("{options:?}"));
@@ -116,46 +149,89 @@ fn a_pool_too_small_for_all_preempts_and_gives_the_same_text() {
     }
 }
 
-#[test]
-fn requests_of_one_batch_draft_as_each_asks() {
+on_both!(requests_of_one_batch_draft_as_each_asks);
+
+fn requests_of_one_batch_draft_as_each_asks(checkpoint: Checkpoint) {
     const WIDTHS: [u32; 6] = [0, 1, 2, 3, 5, 8];
-    let cases = oracle::cases().unwrap();
-    let (engine, _thread) = harness::start(ComputeDtype::Float32, &options(8)).unwrap();
-    for shift in 0..WIDTHS.len() {
-        let width = |idx: usize| WIDTHS[(idx + shift) % WIDTHS.len()];
-        let requests = requests(&cases).enumerate().map(|(idx, (prompt, params))| {
-            (prompt, SamplingParams { num_speculative_tokens: Some(width(idx)), ..params })
-        });
-        let done = harness::generate(&engine, requests).unwrap();
-        for (idx, (case, found)) in cases.iter().zip(&done).enumerate() {
-            let setting = format!("k={} of 8", width(idx));
-            check_text(case, found, &setting);
-            check_drafts(case, found, width(idx) as usize, &setting);
-            let widest = found.drafts_per_step.iter().map(Vec::len).max().unwrap_or(0);
-            assert!(widest <= width(idx) as usize, "{}, {setting}", case.name);
+    let cases = checkpoint.cases().unwrap();
+    for &index_share in checkpoint.index_shares() {
+        let options = RunnerOptions { index_share, ..options(8) };
+        let (engine, _thread) =
+            harness::start(checkpoint, ComputeDtype::Float32, &options).unwrap();
+        for shift in 0..WIDTHS.len() {
+            let width = |idx: usize| WIDTHS[(idx + shift) % WIDTHS.len()];
+            let requests = requests(&cases).enumerate().map(|(idx, (prompt, params))| {
+                (prompt, SamplingParams { num_speculative_tokens: Some(width(idx)), ..params })
+            });
+            let done = harness::generate(&engine, requests).unwrap();
+            for (idx, (case, found)) in cases.iter().zip(&done).enumerate() {
+                let setting = format!("k={} of 8", width(idx));
+                check_text(case, found, &setting);
+                check_drafts(case, found, (width(idx), index_share));
+                let widest = found.drafts_per_step.iter().map(Vec::len).max().unwrap_or(0);
+                assert!(widest <= width(idx) as usize, "{}, {setting}", case.name);
+            }
         }
     }
 }
 
 /// Five tokens, so that the limit does not cut the three drafts behind the first.
-fn check_probes(set: &ProbeSet, options: &RunnerOptions) {
-    let (engine, _thread) = harness::start(ComputeDtype::Float32, options).unwrap();
+fn check_probes(checkpoint: Checkpoint, set: &ProbeSet, options: &RunnerOptions) {
+    let (engine, _thread) = harness::start(checkpoint, ComputeDtype::Float32, options).unwrap();
     let prefix = |idx: usize| &set.prompt_ids[..set.probes[idx].prefix_len];
     let requests = (0..set.probes.len()).map(|idx| (prefix(idx), harness::params(5)));
     let done = harness::generate(&engine, requests).unwrap();
     for (probe, found) in set.probes.iter().zip(&done) {
         let place = format!("{} at {}, {options:?}", set.case, probe.prefix_len);
         assert_eq!(found.token_ids[0], probe.next_token, "{place}");
-        assert_eq!(found.drafts_per_step[0], probe.drafts, "{place}");
+        assert_eq!(found.drafts_per_step[0], probe.drafts(options.index_share), "{place}");
     }
 }
 
-#[test]
-fn every_draft_probe_is_equal() {
-    let sets = oracle::probe_sets().unwrap();
+on_both!(every_draft_probe_is_equal);
+
+fn every_draft_probe_is_equal(checkpoint: Checkpoint) {
+    let sets = checkpoint.probe_sets().unwrap();
     assert_eq!(sets.iter().map(|set| set.probes.len()).sum::<usize>(), 55);
-    for set in &sets {
-        check_probes(set, &options(3));
-        check_probes(set, &RunnerOptions { max_num_batched_tokens: 16, ..options(3) });
+    for &index_share in checkpoint.index_shares() {
+        let options = RunnerOptions { index_share, ..options(3) };
+        for set in &sets {
+            check_probes(checkpoint, set, &options);
+            let chunked = RunnerOptions { max_num_batched_tokens: 16, ..options.clone() };
+            check_probes(checkpoint, set, &chunked);
+        }
+    }
+}
+
+/// Otherwise the tests above could pass without telling sharing from its absence.
+#[test]
+fn the_reference_tells_both_ways_of_selecting_apart() {
+    const BOTH: [IndexShare; 2] = [IndexShare::Auto, IndexShare::Off];
+    let sets = Checkpoint::TinyGlm52.probe_sets().unwrap();
+    let probes = sets.iter().flat_map(|set| &set.probes);
+    let n_probes = probes.filter(|probe| differ(BOTH.map(|mode| probe.drafts(mode)))).count();
+    let cases = Checkpoint::TinyGlm52.cases().unwrap();
+    let first = cases.iter().filter(|case| differ(BOTH.map(|mode| case.first_drafts(mode))));
+    let accepted = cases.iter().filter(|case| differ(BOTH.map(|mode| case.speculation(3, mode))));
+    assert_eq!((n_probes, first.count(), accepted.count()), (30, 3, 5));
+}
+
+fn differ<T: PartialEq>([a, b]: [T; 2]) -> bool {
+    a != b
+}
+
+on_both!(prompt_log_probabilities_are_those_of_the_reference);
+
+fn prompt_log_probabilities_are_those_of_the_reference(checkpoint: Checkpoint) {
+    let mut runner = harness::runner(checkpoint, ComputeDtype::Float32, &options(0)).unwrap();
+    for case in checkpoint.cases().unwrap() {
+        for chunk in [16, 100, 1000] {
+            let found = runner.prompt_logprobs(&case.prompt_ids, chunk).unwrap();
+            assert_eq!(found.len(), case.prompt_logprobs.len(), "{}", case.name);
+            for (idx, (&found, expected)) in found.iter().zip(&case.prompt_logprobs).enumerate() {
+                let difference = (f64::from(found) - expected).abs();
+                assert!(difference < 1e-4, "{} at {idx}, chunk {chunk}: {difference}", case.name);
+            }
+        }
     }
 }
