@@ -1,6 +1,7 @@
 //! Tests against expected tensors of an independent implementation, with plain and fused layers.
 
 mod fixtures;
+mod index_share;
 mod made;
 mod mtp;
 mod oracle;

@@ -36,8 +36,13 @@ fn value(spec: &TensorSpec, special: &dyn Fn(&str) -> Option<Tensor>) -> Option<
 }
 
 fn checkpoint(num_mtp_layers: usize, special: &dyn Fn(&str) -> Option<Tensor>) -> TempDir {
+    checkpoint_of(&config_text(num_mtp_layers), special)
+}
+
+/// A checkpoint of any configuration, with values as [`value`] gives them.
+pub(super) fn checkpoint_of(config: &str, special: &dyn Fn(&str) -> Option<Tensor>) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("config.json"), config_text(num_mtp_layers)).unwrap();
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
     let config = ModelConfig::load(dir.path()).unwrap();
     let specs = config.target_tensors().into_iter().chain(config.all_mtp_tensors());
     let tensors: Vec<(String, Tensor)> =
