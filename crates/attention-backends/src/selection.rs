@@ -80,13 +80,11 @@ impl Selection {
     }
 
     /// Positions, i32 `[rows, topk]`; those behind a row's count are -1.
-    #[must_use]
     pub fn indices(&self) -> &Tensor {
         &self.indices
     }
 
     /// Selected keys of each row, i32 `[rows]`.
-    #[must_use]
     pub fn counts(&self) -> &Tensor {
         &self.counts
     }

@@ -5,8 +5,8 @@ use crate::error::ConfigError;
 use crate::raw::{Letters, RawConfig};
 use crate::validate::{layer_list, size};
 
-/// Layers after this one follow the frequency, where the config does not say. DeepSeek's default.
-const DEFAULT_SKIP_OFFSET: usize = 1;
+/// Layers from the last of so many on follow the frequency, where the config does not say.
+const DEFAULT_SKIP_OFFSET: usize = 2;
 const ONLY_LAYER_TYPE: &str = "deepseek_sparse_attention";
 
 /// `None` for a DeepSeek-V3 config without `index_topk`: its attention is dense, and what else it
@@ -110,11 +110,10 @@ fn kinds_of_words(
     words.iter().enumerate().map(kind).collect()
 }
 
-/// Layers up to the offset are full, and of those after it every `index_topk_freq`-th.
-///
-/// Published readers disagree by one about an offset that is given (some count from the layer
-/// before it) and agree about the default. A checkpoint that was meant for the other reading lacks
-/// the indexer of a full layer and is refused by its name.
+/// The first `index_skip_topk_offset` layers are full, and behind them each one that is a multiple
+/// of `index_topk_freq` after the last of these, as transformers 5 reads the two fields; GLM-5.2,
+/// whose config has 3 and 4, runs the indexer in its layers 0, 1, 2, 6, 10, ... A checkpoint that was
+/// meant for another reading lacks the indexer of a full layer and is refused by its name.
 fn kinds_by_frequency(
     raw: &RawConfig,
     n_layers: LayerCounts,
@@ -122,7 +121,7 @@ fn kinds_by_frequency(
     let freq = size(raw, "index_topk_freq", raw.index_topk_freq.or(Some(1)))?;
     let offset = raw.index_skip_topk_offset.unwrap_or(DEFAULT_SKIP_OFFSET);
     let kind = |layer_idx: usize| {
-        if layer_idx.saturating_sub(offset).is_multiple_of(freq) {
+        if (layer_idx + 1).saturating_sub(offset).is_multiple_of(freq) {
             IndexerKind::Full
         } else {
             IndexerKind::Shared

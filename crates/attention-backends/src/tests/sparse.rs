@@ -198,7 +198,7 @@ fn a_verify_row_does_not_choose_drafts_behind_it() {
         let wanted = batch.q[0].narrow(0, 8, 4).mean_dim(&[0i64, 1][..], false, Kind::Float);
         batch.weights[0] = batch.weights[0].abs();
         let (before, _) = batch.select(backend, &rows, 4);
-        let _ = batch.keys[0].get(11).copy_(&(wanted * 100.0));
+        batch.keys[0].get(11).copy_(&(wanted * 100.0));
         let (after, _) = batch.select(backend, &rows, 4);
         let (before, after) = (before.to_rows().unwrap(), after.to_rows().unwrap());
         assert_eq!(before[..3], after[..3], "{}", backend.name());

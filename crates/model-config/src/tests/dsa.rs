@@ -138,9 +138,10 @@ fn the_schedule_is_the_types_else_the_pattern_else_the_frequency() {
         (json!({"index_topk_pattern": "FSSFS", "index_topk_freq": 2}), vec![0, 3]),
         (json!({"index_topk_freq": 1}), vec![0, 1, 2, 3, 4]),
         (json!({"index_topk_freq": 2}), vec![0, 1, 3]),
-        (json!({"index_topk_freq": 2, "index_skip_topk_offset": 0}), vec![0, 2, 4]),
-        (json!({"index_topk_freq": 4, "index_skip_topk_offset": 0}), vec![0, 4]),
-        (json!({"index_topk_freq": 3, "index_skip_topk_offset": 3}), vec![0, 1, 2, 3]),
+        (json!({"index_topk_freq": 2, "index_skip_topk_offset": 1}), vec![0, 2, 4]),
+        (json!({"index_topk_freq": 4, "index_skip_topk_offset": 1}), vec![0, 4]),
+        (json!({"index_topk_freq": 2, "index_skip_topk_offset": 3}), vec![0, 1, 2, 4]),
+        (json!({"index_topk_freq": 3, "index_skip_topk_offset": 2}), vec![0, 1, 4]),
         (json!({"index_topk_freq": 9, "index_skip_topk_offset": 9}), vec![0, 1, 2, 3, 4]),
         (json!({"index_skip_topk_offset": 3}), vec![0, 1, 2, 3, 4]),
     ];
@@ -156,7 +157,7 @@ fn an_mtp_layer_never_shares() {
         json!({"indexer_types": ["full", "shared", "full", "full", "full", "full"]}),
         json!({"indexer_types": ["full", "shared", "full", "full", "full", "shared"]}),
         json!({"index_topk_pattern": "FSFFFS"}),
-        json!({"index_topk_freq": 4, "index_skip_topk_offset": 0}),
+        json!({"index_topk_freq": 4, "index_skip_topk_offset": 1}),
     ] {
         let config = sparse(&changes).unwrap();
         assert_eq!(config.dsa.as_ref().unwrap().indexer_kinds.len(), 5);
@@ -274,7 +275,7 @@ fn glm52_has_21_full_layers_by_frequency_and_by_name() {
     assert_eq!(by_frequency.index_bytes_per_token(128 + 4), 22 * 132);
     assert_eq!(by_frequency.kv_bytes_per_token(2), 576 * 79 * 2);
 
-    // Named types decide, so the offset of another reading beside them does no harm.
+    // Named types decide, whatever else is there.
     let kinds: Vec<&str> = dsa
         .indexer_kinds
         .iter()
@@ -282,7 +283,7 @@ fn glm52_has_21_full_layers_by_frequency_and_by_name() {
         .collect();
     let mut named = glm52();
     named["indexer_types"] = json!(kinds);
-    named["index_skip_topk_offset"] = json!(3);
+    named["index_skip_topk_offset"] = json!(1);
     assert_eq!(read(&named), by_frequency);
     let letters = kinds.iter().map(|kind| if *kind == "full" { 'F' } else { 'S' });
     let mut pattern = glm52();
