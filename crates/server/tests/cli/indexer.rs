@@ -108,7 +108,7 @@ fn counts_are_of_the_whole_run_and_stop_at_the_drafts_of_the_run() {
         assert!(lines.iter().all(|line| line["indexer"] == *indexer));
         assert_eq!(indexer["index_share"], k > 0);
         assert_eq!(indexer["draft_steps"].as_array().unwrap().len(), k);
-        // Every prompt token is a row of three indexers, whoever's prompt it is.
+        // Three layers of the target select for every token of every prompt.
         let n_tokens: usize =
             lines.iter().map(|line| line["prompt_ids"].as_array().unwrap().len()).sum();
         assert!(indexer["target_prefill"]["rows"].as_u64().unwrap() >= 3 * n_tokens as u64);
