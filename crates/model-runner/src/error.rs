@@ -30,6 +30,8 @@ pub enum RunnerError {
         /// What is missing.
         reason: &'static str,
     },
+    /// Index keys are to be stored in a format of their own, and the model has none.
+    IndexCacheDtype,
     /// The memory for KV does not hold one block.
     NoRoomForKv {
         /// The memory.
@@ -62,6 +64,10 @@ impl fmt::Display for RunnerError {
             Self::IndexShare { reason } => {
                 write!(f, "index_share is on, but {reason}; use auto or off")
             }
+            Self::IndexCacheDtype => f.write_str(
+                "index_cache_dtype is fp8, but the config has no index_topk: attention is dense \
+                 and has no index keys; use auto",
+            ),
             Self::NoRoomForKv { kv_cache_bytes, block_bytes } => write!(
                 f,
                 "one KV block needs {block_bytes} bytes, more than the {kv_cache_bytes} allowed \

@@ -81,6 +81,9 @@ pub(crate) fn plan_limits(
     if drafts > 0 && num_mtp_layers == 0 {
         return Err(RunnerError::NoMtpLayers { num_speculative_tokens: drafts });
     }
+    if config.dsa.is_none() && options.index_cache_dtype != IndexCacheDtype::Auto {
+        return Err(RunnerError::IndexCacheDtype);
+    }
     let model_len = u32::try_from(config.max_position_embeddings).unwrap_or(u32::MAX);
     let max_model_len = options.max_model_len.unwrap_or(model_len);
     at_least_one("max_model_len", max_model_len)?;

@@ -8,12 +8,12 @@ use batch_layout::{BatchLayout, SeqSpec};
 use engine_types::{
     BlockId, ExecutorError, RequestId, RowSpec, StepExecutor, StepOutcome, StepPlan, TokenId,
 };
-use models::{LoadOptions, LoadedModel};
+use models::{ForwardOutput, KvInit, LoadOptions, LoadedModel};
+use spec_decode::IndexShare;
 use tch::Tensor;
 
 use crate::limits::RunnerOptions;
 use crate::runner::Runner;
-use models::KvInit;
 
 const PROMPT: [TokenId; 9] = [0, 856, 1168, 596, 332, 2097, 3770, 2744, 330];
 
@@ -26,13 +26,21 @@ fn options(num_speculative_tokens: u32) -> RunnerOptions {
     }
 }
 
-fn load(drafting: bool) -> LoadedModel {
-    let dir = bundled_checkpoints::resolve("tiny-dsv3", None).unwrap();
+fn load(model: &str, drafting: bool) -> LoadedModel {
+    let dir = bundled_checkpoints::resolve(model, None).unwrap();
     models::load(&dir, LoadOptions { drafting, ..LoadOptions::default() }).unwrap()
 }
 
 fn runner(options: &RunnerOptions) -> Runner {
-    Runner::new(load(options.num_speculative_tokens > 0), options).unwrap()
+    runner_of("tiny-dsv3", options)
+}
+
+fn runner_of(model: &str, options: &RunnerOptions) -> Runner {
+    Runner::new(load(model, options.num_speculative_tokens > 0), options).unwrap()
+}
+
+fn logits_of(runner: &Runner, output: &ForwardOutput) -> Tensor {
+    runner.logits(&output.hidden).unwrap()
 }
 
 /// Logits of the rows at positions `n_computed ..` of a sequence in `blocks`.
@@ -41,13 +49,20 @@ fn logits(runner: &Runner, n_computed: u32, tokens: &[TokenId], blocks: &[u32]) 
     layout.push(SeqSpec { n_computed, n_query: u32::try_from(tokens.len()).unwrap() }, blocks);
     layout.finish();
     let ids: Vec<i64> = tokens.iter().map(|&id| i64::from(id)).collect();
-    runner.logits(&runner.forward(&ids, &layout).unwrap()).unwrap()
+    logits_of(runner, &runner.forward(&ids, &layout).unwrap())
 }
 
 /// Fault case L16: a verify row sees the tokens up to its own and nothing behind.
 #[test]
 fn verify_rows_do_not_see_the_drafts_behind_them() {
-    let runner = runner(&RunnerOptions { block_size: 4, kv_init: KvInit::Nan, ..options(3) });
+    for model in ["tiny-dsv3", "tiny-glm52"] {
+        check_verify_rows(model);
+    }
+}
+
+fn check_verify_rows(model: &str) {
+    let options = RunnerOptions { block_size: 4, kv_init: KvInit::Nan, ..options(3) };
+    let runner = runner_of(model, &options);
     let blocks = [5, 2, 9];
     let _ = logits(&runner, 0, &PROMPT[..5], &blocks);
     let window = logits(&runner, 5, &PROMPT[5..9], &blocks);
@@ -67,8 +82,51 @@ fn verify_rows_do_not_see_the_drafts_behind_them() {
     layout.push(SeqSpec { n_computed: 9, n_query: 4 }, &[20, 21, 22, 23]);
     layout.finish();
     let ids: Vec<i64> = PROMPT[5..9].iter().chain(&long[9..13]).map(|&id| i64::from(id)).collect();
-    let both = runner.logits(&runner.forward(&ids, &layout).unwrap()).unwrap();
+    let both = logits_of(&runner, &runner.forward(&ids, &layout).unwrap());
     assert!(both.equal(&Tensor::cat(&[&window, &alone], 0)), "bit for bit");
+}
+
+/// Whether draft steps share a selection changes nothing that the target computes: verify logits
+/// behind a long prompt are the same bits, whatever was drafted in between.
+#[test]
+fn verify_logits_have_the_same_bits_with_and_without_index_sharing() {
+    // The 331 tokens of the reference behind which its drafts differ.
+    let prompt = oracle::prompt("tiny-glm52", "public-12");
+    let blocks: Vec<u32> = (0..22).rev().collect();
+    let spec = RowSpec { n_computed: 0, n_draft: 0, samples: true, drafting: true, n_propose: 5 };
+    let mut plan = StepPlan::default();
+    let table: Vec<BlockId> = blocks.iter().copied().map(BlockId).collect();
+    plan.push_row(RequestId(0), spec, &prompt, &[], &table);
+    let windows = [IndexShare::On, IndexShare::Off].map(|index_share| {
+        let options = RunnerOptions { index_share, kv_init: KvInit::Nan, ..options(5) };
+        let mut runner = runner_of("tiny-glm52", &options);
+        assert_eq!(runner.shares_index(), index_share == IndexShare::On);
+        let mut outcome = StepOutcome::default();
+        runner.execute(&plan, &mut outcome).unwrap();
+        let launches = outcome.indexer.draft_steps.map(|step| step.n_launches);
+        let later = u64::from(index_share == IndexShare::Off);
+        assert_eq!(launches, [1, later, later, later, later, 0, 0, 0]);
+        let row = outcome.row(RequestId(0)).unwrap();
+        let drafts = outcome.drafts(row).to_vec();
+        (logits(&runner, 331, &[outcome.tokens(row)[0], 11, 12, 13, 14, 15], &blocks), drafts)
+    });
+    assert!(windows[0].0.equal(&windows[1].0), "bit for bit");
+    assert_ne!(windows[0].1, windows[1].1, "the drafts show that sharing makes a difference here");
+}
+
+#[test]
+fn sharing_is_refused_where_there_is_nothing_to_share() {
+    let refusal = |model, drafts| {
+        let options = RunnerOptions { index_share: IndexShare::On, ..options(drafts) };
+        Runner::new(load(model, drafts > 0), &options).err().unwrap().to_string()
+    };
+    let dense = refusal("tiny-dsv3", 3);
+    assert!(dense.contains("index_share is on, but the config has no index_topk"), "{dense}");
+    let undrafted = refusal("tiny-glm52", 0);
+    assert!(undrafted.contains("num_speculative_tokens is 0"), "{undrafted}");
+    assert!(!runner(&options(3)).shares_index());
+    assert!(runner_of("tiny-glm52", &options(3)).shares_index());
+    assert!(!runner_of("tiny-glm52", &options(0)).shares_index());
 }
 
 #[test]
