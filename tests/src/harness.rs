@@ -196,8 +196,8 @@ pub fn generate_cases(
 
 /// Mean tokens a verify step adds, over all of `done`.
 #[must_use]
-pub fn acceptance_length(done: &[Generation]) -> f64 {
+pub fn acceptance_length<'a>(done: impl IntoIterator<Item = &'a Generation>) -> f64 {
     let mut sum = SpecDecodeStats::default();
-    done.iter().for_each(|found| sum.merge(&found.spec_decode));
+    done.into_iter().for_each(|found| sum.merge(&found.spec_decode));
     sum.acceptance_length().unwrap_or(1.0)
 }

@@ -85,6 +85,8 @@ pub struct Case {
     pub greedy_ids: Vec<TokenId>,
     /// Its text.
     pub greedy_text: String,
+    /// How far the logit of each of its tokens is above the next one.
+    pub top2_margins: Vec<f64>,
     /// Log probability of each prompt token after the first.
     pub prompt_logprobs: Vec<f64>,
     first_drafts: Vec<TokenId>,
@@ -103,12 +105,6 @@ impl Case {
     #[must_use]
     pub fn is_long(&self) -> bool {
         self.prompt_ids.len() >= 100
-    }
-
-    /// Tokens of `found` that are the reference's at their place.
-    #[must_use]
-    pub fn n_equal_tokens(&self, found: &[TokenId]) -> usize {
-        self.greedy_ids.iter().zip(found).filter(|(expected, found)| expected == found).count()
     }
 
     /// The three drafts behind the first generated token.

@@ -118,7 +118,22 @@ async fn a_stream_is_the_reference_text_step_by_step(checkpoint: Checkpoint) {
         };
         assert_eq!(finished.finish_reason(), reason, "{}", case.name);
     }
-    wait_for(&server, is_empty).await;
+    let stats = wait_for(&server, is_empty).await;
+    check_indexer(checkpoint, &stats);
+}
+
+/// The first draft step ran an indexer after each step but the last of each request; the later
+/// ones shared its selection.
+fn check_indexer(checkpoint: Checkpoint, stats: &GetStatsResponse) {
+    if checkpoint == Checkpoint::TinyDsv3 {
+        assert_eq!(stats.indexer, None, "attention is dense");
+        return;
+    }
+    let indexer = stats.indexer.clone().unwrap();
+    let n_launches: Vec<u64> = indexer.draft_steps.iter().map(|step| step.launches).collect();
+    let n_steps = stats.steps;
+    assert!((n_steps - 14..=n_steps).contains(&n_launches[0]), "{n_launches:?}, {n_steps} steps");
+    assert_eq!(n_launches[1..], [0, 0]);
 }
 
 on_both!(async text_and_ids_get_the_same_stream_at_the_same_time);
@@ -153,7 +168,7 @@ async fn a_client_that_leaves_frees_its_request_and_its_blocks(checkpoint: Check
     assert!(stats.running_requests == 1 && stats.used_blocks > 0, "{stats:?}");
     drop(stream);
     let stats = wait_for(&server, is_empty).await;
-    assert!(stats.alive && stats.completion_tokens < 3000, "{stats:?}");
+    assert!(stats.alive && stats.completion_tokens < 1500, "{stats:?}");
 
     let (deltas, finished) =
         read(server.stream(request(ids(&cases[1]), 48, 3)).await.unwrap()).await;

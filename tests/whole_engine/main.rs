@@ -40,8 +40,7 @@ macro_rules! on_both {
 }
 
 mod bad_input;
-mod bfloat16;
-mod fp8_index_cache;
+mod coarse_numbers;
 mod grpc;
 mod index_share;
 mod oracle_tokens;

@@ -230,8 +230,22 @@ fn prompt_log_probabilities_are_those_of_the_reference(checkpoint: Checkpoint) {
             assert_eq!(found.len(), case.prompt_logprobs.len(), "{}", case.name);
             for (idx, (&found, expected)) in found.iter().zip(&case.prompt_logprobs).enumerate() {
                 let difference = (f64::from(found) - expected).abs();
-                assert!(difference < 1e-4, "{} at {idx}, chunk {chunk}: {difference}", case.name);
+                let bound = logprob_tolerance(checkpoint, &case, idx);
+                assert!(difference < bound, "{} at {idx}, chunk {chunk}: {difference}", case.name);
             }
         }
+    }
+}
+
+/// At one position, in the last layer with an indexer, the scores of the 64th and 65th key differ
+/// by less than 1e-7 of the largest: which of the two is attended to depends on the order of a
+/// sum. It changes that position's log probability, and a little those of positions that see it.
+fn logprob_tolerance(checkpoint: Checkpoint, case: &Case, idx: usize) -> f64 {
+    const NEAR_TIE: usize = 249;
+    let has_near_tie = checkpoint == Checkpoint::TinyGlm52 && case.name == "public-13";
+    match idx {
+        NEAR_TIE if has_near_tie => 5e-3,
+        idx if has_near_tie && idx > NEAR_TIE => 3e-4,
+        _ => 5e-5,
     }
 }
