@@ -114,6 +114,10 @@ pub(crate) fn load_runner(
         RunnerError::IndexShare { reason } => {
             anyhow!("--index-share on: {reason}; give --index-share auto or off")
         }
+        RunnerError::IndexCacheDtype => anyhow!(
+            "--index-cache-dtype fp8: the config has no index_topk: attention is dense and has no \
+             index keys; give --index-cache-dtype auto"
+        ),
         error => error.into(),
     })
 }

@@ -124,6 +124,9 @@ fn sharing_is_refused_where_nothing_can_be_shared() {
     fail_with(&dense, &[&way_out[..], &["attention is dense"]].concat());
     let undrafted = with(&["--num-speculative-tokens", "0"]);
     fail_with(&undrafted, &[&way_out[..], &["num_speculative_tokens is 0"]].concat());
+    let fp8 = ["--index-cache-dtype", "fp8"];
+    let dense_keys = [&["generate", "--prompt-ids", "0,5", "--model", "tiny-dsv3"], &fp8[..]];
+    fail_with(&dense_keys.concat(), &["--index-cache-dtype fp8", "dense", "auto"]);
     fail_with_usage("--index-share", "maybe", "auto, on, off");
     fail_with_usage("--index-cache-dtype", "fp4", "auto, fp8");
 }
