@@ -1,5 +1,7 @@
 //! The proposer with a drafter whose output is a hash of everything it reads through the layout.
 
+mod sharing;
+
 use std::cell::RefCell;
 
 use tch::Kind;
@@ -30,10 +32,12 @@ struct Call {
     token_to_seq: Vec<i32>,
     tokens: Vec<i64>,
     output_rows: Option<Vec<i64>>,
+    selection: Option<Vec<Vec<i32>>>,
 }
 
 /// A drafter with paged entries. A row's hidden state is the hash of the entries of its positions
-/// `0 ..= position`; its draft is that hash modulo the vocabulary.
+/// `0 ..= position`; its draft is that hash modulo the vocabulary. It selects for a row, in place
+/// of keys, three numbers that tell the row: its layer, its position and the token that it embeds.
 struct HashDrafter {
     caches: RefCell<Vec<Vec<Option<u32>>>>,
     calls: RefCell<Vec<Call>>,
@@ -67,6 +71,10 @@ impl DraftModel for HashDrafter {
         self.caches.borrow().len()
     }
 
+    fn can_share_selection(&self) -> bool {
+        true
+    }
+
     fn step(&self, input: DraftInput<'_>) -> Result<DraftOutput, DraftError> {
         let layout = input.layout;
         let (slots, positions) = (ints(&layout.slot_mapping), ints(&layout.positions));
@@ -94,6 +102,13 @@ impl DraftModel for HashDrafter {
             .collect();
         let output = column(&output);
         let output_rows = input.output_rows.map(|rows| Vec::<i64>::try_from(rows).unwrap());
+        let of_row = |(&position, &token): (&i32, &i64)| {
+            [i32::try_from(input.layer).unwrap(), position, i32::try_from(token).unwrap()]
+        };
+        let indices: Vec<i32> = positions.iter().zip(&tokens).flat_map(of_row).collect();
+        let indices = Tensor::from_slice(&indices).view([-1, 3]);
+        let counts = Tensor::full([indices.size()[0]], 3, (Kind::Int, Device::Cpu));
+        let chosen = Selection::new(indices, counts).unwrap();
         self.calls.borrow_mut().push(Call {
             layer: input.layer,
             slots,
@@ -101,9 +116,16 @@ impl DraftModel for HashDrafter {
             token_to_seq: seqs,
             tokens,
             output_rows,
+            selection: input.selection.map(|selection| selection.to_rows().unwrap()),
         });
-        let selected = input.output_rows.map(|rows| output.index_select(0, rows));
-        Ok(selected.unwrap_or(output).into())
+        let (hidden, chosen) = match input.output_rows {
+            Some(rows) => (output.index_select(0, rows), chosen.select_rows(rows).unwrap()),
+            None => (output, chosen),
+        };
+        let n_launches = u64::from(input.selection.is_none());
+        let indexer = IndexerCounts { n_launches, ..IndexerCounts::default() };
+        let selection = input.selection.is_none().then_some(chosen);
+        Ok(DraftOutput { hidden, selection, indexer })
     }
 
     fn logits(&self, _layer: usize, hidden: &Tensor) -> Result<Tensor, DraftError> {
