@@ -112,14 +112,18 @@ fn kinds_of_words(
 
 /// The first `index_skip_topk_offset` layers are full, and behind them each one that is a multiple
 /// of `index_topk_freq` after the last of these, as transformers 5 reads the two fields; GLM-5.2,
-/// whose config has 3 and 4, runs the indexer in its layers 0, 1, 2, 6, 10, ... A checkpoint that was
-/// meant for another reading lacks the indexer of a full layer and is refused by its name.
+/// whose config has 3 and 4, runs the indexer in its layers 0, 1, 2, 6, 10, ... A checkpoint that
+/// was meant for another reading lacks the indexer of a full layer and is refused by its name.
 fn kinds_by_frequency(
     raw: &RawConfig,
     n_layers: LayerCounts,
 ) -> Result<Vec<IndexerKind>, ConfigError> {
     let freq = size(raw, "index_topk_freq", raw.index_topk_freq.or(Some(1)))?;
     let offset = raw.index_skip_topk_offset.unwrap_or(DEFAULT_SKIP_OFFSET);
+    if offset == 0 && freq > 1 {
+        let reason = "is 0, but no layer before the first selects keys; it must be at least 1";
+        return Err(raw.invalid("index_skip_topk_offset", reason));
+    }
     let kind = |layer_idx: usize| {
         if (layer_idx + 1).saturating_sub(offset).is_multiple_of(freq) {
             IndexerKind::Full

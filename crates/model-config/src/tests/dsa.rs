@@ -168,12 +168,22 @@ fn an_mtp_layer_never_shares() {
     }
 }
 
-/// Every refusal: the change, the field that must be named, and words the message must hold.
+/// A change, the field that must be named, and words the message must hold.
+type Refusal = (Value, &'static str, &'static str);
+
+fn check_refusals(cases: &[Refusal]) {
+    for (changes, field, words) in cases {
+        let Err(error) = sparse(changes) else { panic!("{changes} was accepted") };
+        let message = error.to_string();
+        assert_eq!(error.field(), Some(*field), "{changes}: {message}");
+        assert!(message.contains(words), "{changes}: {message}");
+        assert!(message.contains("dir/config.json"), "{changes}: {message}");
+    }
+}
+
 #[test]
-fn unusable_settings_are_refused_with_the_fields_name() {
-    let mut last = vec!["deepseek_sparse_attention"; 5];
-    last[4] = "full_attention";
-    let cases = [
+fn unusable_sizes_are_refused_with_the_fields_name() {
+    check_refusals(&[
         (json!({"index_topk": null}), "index_topk", "set it to the number of keys"),
         (
             json!({"model_type": "deepseek_v32", "index_topk": null}),
@@ -189,6 +199,16 @@ fn unusable_settings_are_refused_with_the_fields_name() {
         (json!({"index_head_dim": 1u64 << 40}), "index_head_dim", "at most"),
         (json!({"index_head_dim": 15}), "index_head_dim", "qk_rope_head_dim (16)"),
         (json!({"q_lora_rank": null}), "q_lora_rank", "index_topk"),
+        (json!({"index_share_for_mtp_iteration": "on"}), "index_share_for_mtp_iteration", "on"),
+        (json!({"indexer_rope_interleave": 1}), "indexer_rope_interleave", "unusable"),
+    ]);
+}
+
+#[test]
+fn unusable_schedules_are_refused_with_the_fields_name() {
+    let mut last = vec!["deepseek_sparse_attention"; 5];
+    last[4] = "full_attention";
+    check_refusals(&[
         (
             json!({"indexer_types": vec!["full"; 4]}),
             "indexer_types",
@@ -231,22 +251,18 @@ fn unusable_settings_are_refused_with_the_fields_name() {
         (json!({"index_topk_freq": 0}), "index_topk_freq", "at least 1"),
         (json!({"index_topk_freq": -1}), "index_topk_freq", "unusable"),
         (json!({"index_skip_topk_offset": -1}), "index_skip_topk_offset", "unusable"),
-        (json!({"index_share_for_mtp_iteration": "on"}), "index_share_for_mtp_iteration", "on"),
-        (json!({"indexer_rope_interleave": 1}), "indexer_rope_interleave", "unusable"),
+        (
+            json!({"index_topk_freq": 2, "index_skip_topk_offset": 0}),
+            "index_skip_topk_offset",
+            "at least 1",
+        ),
         (json!({"layer_types": last}), "layer_types[4]", "`full_attention`"),
         (
             json!({"layer_types": ["deepseek_sparse_attention"]}),
             "layer_types",
             "has length 1; it must have an entry for each of 5 layers",
         ),
-    ];
-    for (changes, field, words) in cases {
-        let Err(error) = sparse(&changes) else { panic!("{changes} was accepted") };
-        let message = error.to_string();
-        assert_eq!(error.field(), Some(field), "{changes}: {message}");
-        assert!(message.contains(words), "{changes}: {message}");
-        assert!(message.contains("dir/config.json"), "{changes}: {message}");
-    }
+    ]);
     valid(json!({"layer_types": vec!["deepseek_sparse_attention"; 5]}));
     // A list that decides makes the frequency irrelevant.
     valid(json!({"indexer_types": vec!["full"; 5], "index_topk_freq": 0}));
