@@ -10,6 +10,7 @@ use grpc_api::control::v1::{GetStatsRequest, GetStatsResponse};
 use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
 use grpc_api::inference::v1::{GenerateStreamRequest, GenerateStreamResponse};
 use grpc_server::{ModelInfo, ServeConfig, Service};
+use model_config::ModelConfig;
 use model_runner::RunnerOptions;
 use models::ComputeDtype;
 use tokenization::Tokenizer;
@@ -43,7 +44,10 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let tokenizer = Some(Arc::new(Tokenizer::load(&checkpoint.dir()?)?));
-        let service = Service { engine: engine.clone(), tokenizer, model: ModelInfo::default() };
+        let dsa = ModelConfig::load(&checkpoint.dir()?)?.dsa;
+        let index_topk = dsa.map_or(Ok(0), |dsa| dsa.index_topk.try_into())?;
+        let model = ModelInfo { index_topk, ..ModelInfo::default() };
+        let service = Service { engine: engine.clone(), tokenizer, model };
         let forever = std::future::pending();
         tokio::spawn(grpc_server::serve(listener, ServeConfig::default(), service, forever));
         Ok(Self { engine, address, _thread: thread })
