@@ -130,14 +130,18 @@ fn a_propose_runs_the_indexer_once_with_sharing_and_k_times_without() {
 
 #[test]
 fn chunks_and_preemption_are_counted_as_they_run() {
+    let ragged = ragged_jobs();
+    let short: Vec<Job> = ragged[..12].iter().map(|(prompt, _)| (prompt.clone(), 48)).collect();
     for index_share in [IndexShare::Auto, IndexShare::Off] {
         let options = options(3, index_share);
-        check_counts(
-            &ragged_jobs(),
-            &RunnerOptions { max_num_batched_tokens: 16, ..options.clone() },
-        );
-        let small = RunnerOptions { block_size: 4, num_blocks: Some(212), ..options };
-        check_counts(&ragged_jobs(), &small);
+        let chunked = RunnerOptions { max_num_batched_tokens: 16, ..options.clone() };
+        check_counts(&ragged, &chunked);
+
+        let small = RunnerOptions { block_size: 4, num_blocks: Some(28), ..options };
+        let steps = check_counts(&short, &small);
+        let rows = steps.iter().flat_map(|step| &step.rows);
+        let n_begun = rows.filter(|(row, _)| row.n_computed == 0).count();
+        assert!(n_begun > short.len(), "some request begins anew: {n_begun}");
     }
 }
 

@@ -77,7 +77,7 @@ fn main() -> Result<()> {
             runs[0].push(measure(IndexShare::Off)?);
             runs[1].push(measure(IndexShare::On)?);
         }
-        print!("{}", report::rows(length, &runs));
+        print!("{}", report::rows(length, args.k, &runs));
     }
     Ok(())
 }

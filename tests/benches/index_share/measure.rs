@@ -34,6 +34,8 @@ pub(crate) struct Run {
     pub(crate) mean_tpot_ms: f64,
     pub(crate) acceptance_length: f64,
     pub(crate) acceptance_rate: f64,
+    /// The same at each draft position.
+    pub(crate) rate_at: Vec<f64>,
     /// Of all passes, and of the draft steps.
     pub(crate) launches: [u64; 2],
     /// Of all passes, and of the draft steps.
@@ -137,6 +139,13 @@ fn summarize(
         streams.iter().map(|stream| count(&stream.speculation)).sum::<u64>() as f64
     };
     let accepted = sum(|stats| stats.accepted_tokens);
+    let at = |counts: fn(&SpeculationStats) -> &[u64], idx: usize| -> f64 {
+        let of_stream = |stream: &Stream| counts(&stream.speculation).get(idx).copied();
+        streams.iter().filter_map(of_stream).sum::<u64>() as f64
+    };
+    let rate_at = |idx| {
+        at(|stats| &stats.accepted_per_position, idx) / at(|stats| &stats.drafted_per_position, idx)
+    };
 
     let work = |stats: &EngineStats| {
         let draft = stats.indexer.draft();
@@ -154,6 +163,7 @@ fn summarize(
         mean_tpot_ms: streams.iter().map(tpot).sum::<f64>() / streams.len() as f64,
         acceptance_length: 1.0 + accepted / sum(|stats| stats.verify_steps),
         acceptance_rate: accepted / sum(|stats| stats.draft_tokens),
+        rate_at: (0..load.k as usize).map(rate_at).collect(),
         launches,
         scored_keys: minus(after.1, before.1),
         launches_per_propose: launches[1] as f64 / (after.2 - before.2) as f64,
