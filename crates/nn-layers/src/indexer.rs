@@ -123,3 +123,6 @@ impl Indexer {
         Ok(Tensor::f_cat(&[rotated, rest], 2)?.f_view(&size[..])?)
     }
 }
+
+#[cfg(test)]
+mod tests;

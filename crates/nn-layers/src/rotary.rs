@@ -81,6 +81,12 @@ pub(crate) enum RotatedPart {
 }
 
 impl RotaryRows {
+    /// Rows with given cosines and sines, `[T, rope_dim / 2]` each.
+    #[cfg(test)]
+    pub(crate) fn from_tables(cos: Tensor, sin: Tensor, interleaved: bool) -> Self {
+        Self { cos, sin, interleaved }
+    }
+
     /// The same rows with pairs (0,1), (2,3), ... if `interleaved`, else (0, d/2), ...; not copied.
     pub(crate) fn in_style(&self, interleaved: bool) -> Self {
         Self { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone(), interleaved }
