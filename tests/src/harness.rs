@@ -139,7 +139,7 @@ pub fn collect(events: Events) -> Result<Generation> {
                 token_ids.extend(step.tokens);
                 if !step.drafts.is_empty() {
                     accepted_per_step.push(step.n_accepted);
-                    drafts_per_step.push(step.drafts);
+                    drafts_per_step.push(step.drafts.to_vec());
                 }
             }
             RequestEvent::Finished { reason: finish_reason, usage, spec_decode, .. } => {

@@ -2,6 +2,7 @@
 
 use crate::ids::{RequestId, TokenId};
 use crate::spec_stats::SpecDecodeStats;
+use crate::step_tokens::StepTokens;
 
 /// Why a request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,11 +32,11 @@ pub struct TokensEvent {
     /// Whose tokens.
     pub request_id: RequestId,
     /// The committed run: `n_accepted` accepted drafts, then one token that the target chose.
-    pub tokens: Vec<TokenId>,
+    pub tokens: StepTokens,
     /// How many of `tokens`, from the front, are accepted drafts.
     pub n_accepted: u32,
     /// The drafts that this step verified; empty after a prefill or a plain decode.
-    pub drafts: Vec<TokenId>,
+    pub drafts: StepTokens,
 }
 
 /// Token counts of a finished request.

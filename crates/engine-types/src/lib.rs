@@ -68,6 +68,7 @@ mod outcome;
 mod plan;
 mod request;
 mod spec_stats;
+mod step_tokens;
 
 pub use event::{FinishReason, RequestEvent, TokensEvent, Usage};
 pub use executor::{ExecutorError, ExecutorLimits, StepExecutor};
@@ -77,6 +78,7 @@ pub use outcome::{OutcomeRow, StepOutcome};
 pub use plan::{PlanRow, RowSpec, StepPlan};
 pub use request::{Request, SamplingParams};
 pub use spec_stats::SpecDecodeStats;
+pub use step_tokens::StepTokens;
 
 /// The largest `num_speculative_tokens` that the engine accepts.
 pub const MAX_SPECULATIVE_TOKENS: usize = 8;

@@ -248,9 +248,9 @@ impl OutputStream {
             step.tokens.iter().map(piece).collect()
         });
         pb::TokenDelta {
-            token_ids: step.tokens,
+            token_ids: step.tokens.to_vec(),
             n_accepted: step.n_accepted,
-            draft_token_ids: step.drafts,
+            draft_token_ids: step.drafts.to_vec(),
             text_pieces,
         }
     }

@@ -79,9 +79,9 @@ impl Scheduler {
         self.totals.n_generated_tokens += kept.len() as u64;
         events.push(RequestEvent::Tokens(TokensEvent {
             request_id: entry.id,
-            tokens: kept.to_vec(),
+            tokens: kept.into(),
             n_accepted,
-            drafts: plan.drafts(row).to_vec(),
+            drafts: plan.drafts(row).into(),
         }));
         commit.reason
     }

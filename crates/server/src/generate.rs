@@ -117,7 +117,7 @@ fn collect(prompt_ids: Vec<TokenId>, events: Events) -> Generation {
                 generation.token_ids.extend(tokens);
                 if !drafts.is_empty() {
                     generation.accepted_per_step.push(n_accepted);
-                    generation.drafts_per_step.push(drafts);
+                    generation.drafts_per_step.push(drafts.to_vec());
                 }
             }
             RequestEvent::Finished { reason, usage, spec_decode, .. } => {

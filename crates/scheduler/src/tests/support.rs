@@ -107,10 +107,10 @@ impl Rig {
 
     pub(super) fn tokens(&self, id: u64) -> Vec<TokenId> {
         let runs = self.events.iter().filter_map(|event| match event {
-            RequestEvent::Tokens(event) if event.request_id.0 == id => Some(&event.tokens),
+            RequestEvent::Tokens(event) if event.request_id.0 == id => Some(event.tokens),
             _ => None,
         });
-        runs.flatten().copied().collect()
+        runs.flatten().collect()
     }
 
     /// Why a request ended; it must have ended at most once.
