@@ -2,7 +2,7 @@
 
 use engine_types::RequestId;
 
-use super::support::{Rig, config, limits};
+use super::support::{Rig, config, limits, request};
 
 /// Plans the first step for prompts of these lengths and returns its query lengths.
 fn first_chunks(budget: u32, prompts: &[u32]) -> Vec<u32> {
@@ -164,4 +164,35 @@ fn a_row_of_an_aborted_request_is_ignored() {
     rig.drain();
     assert!(rig.tokens(1).is_empty());
     assert_eq!(rig.tokens(2).len(), 4);
+}
+
+#[test]
+fn a_row_of_an_aborted_request_is_not_its_successors() {
+    let mut rig = Rig::new(config(0), limits(4, 16));
+    rig.submit(1, 4, 4);
+    rig.plan();
+    assert!(rig.scheduler.abort(RequestId(1), &mut rig.events));
+    // It takes the place of request 1 while the step with its row runs.
+    rig.submit(2, 6, 4);
+    rig.apply();
+    assert!(rig.tokens(1).is_empty() && rig.tokens(2).is_empty());
+    rig.drain();
+    assert_eq!(rig.tokens(2), (106..110).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_request_may_ask_for_fewer_drafts() {
+    let mut rig = Rig::new(config(3), limits(4, 16));
+    for (id, k) in [(0, Some(0)), (1, Some(1)), (2, None)] {
+        let mut request = request(id, 4, 20);
+        request.params.num_speculative_tokens = k;
+        rig.scheduler.submit(request).unwrap();
+    }
+    rig.plan();
+    let rows = rig.plan.rows().iter();
+    let proposals: Vec<_> = rows.map(|row| (row.n_propose, row.drafting)).collect();
+    assert_eq!(proposals, [(0, false), (1, true), (3, true)]);
+    rig.apply();
+    rig.plan();
+    assert_eq!(rig.rows(), [(0, 4, 1, 0), (1, 4, 2, 1), (2, 4, 4, 3)]);
 }
