@@ -107,7 +107,8 @@ mod tests {
         let document = format!("# Title\n\n{BEGIN}\nold\n{END}\n\nA remark.\n");
         let text = written(&document, &findings(&faults), 2000).unwrap();
         let table = "3 faults: 1 killed by 2000 seeds of the simulation, 1 by a unit test, \
-                     1 equivalent.\n\n| fault | in | killed by | first message |\n|---|---|---|---|\n\
+                     1 equivalent.\n\n\
+                     | fault | in | killed by | first message |\n|---|---|---|---|\n\
                      | `a` | `c/src/f.rs` | seed 3 | a \\|\\| b |\n\
                      | `b` | `c/src/g.rs` | test `c::t` | a \\|\\| b |\n\
                      | `d` | `c/src/f.rs` | equivalent | the same |\n";
