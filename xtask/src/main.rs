@@ -87,7 +87,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "mutants",
         usage: "[--only A,B] [--write|--check]",
-        about: "Put deliberate faults into the control plane and see that each is found",
+        about: "Find each deliberate fault of the control plane",
         help: mutants::HELP,
         run: mutants::run,
     },

@@ -1,6 +1,7 @@
 //! A private copy of some crates, with a target folder of its own.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -61,12 +62,13 @@ impl Sandbox {
         write(&tree.join("Cargo.lock"), &lock)?;
         let crates = tree.join("crates");
         fs::create_dir_all(&crates)?;
-        let names: HashSet<_> = members.iter().filter_map(|m| m.folder.file_name()).collect();
-        keep_only(&crates, &names)?;
+        let mut names = HashSet::new();
         for member in members {
             let name = member.folder.file_name().context("a crate lies in a folder")?;
             mirror(&member.folder, &crates.join(name))?;
+            names.insert(name.to_owned());
         }
+        keep_only(&crates, &names)?;
         Ok(Self { tree, target: folder.join("target"), log: folder.join("log") })
     }
 
@@ -136,25 +138,24 @@ fn executable(message: &str) -> Option<PathBuf> {
 fn mirror(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     let mut names = HashSet::new();
-    let entries = fs::read_dir(from).with_context(|| format!("read {}", from.display()))?;
-    let entries = entries.collect::<Result<Vec<_>, _>>()?;
-    for entry in &entries {
-        let (path, copy) = (entry.path(), to.join(entry.file_name()));
-        if path.is_dir() {
-            mirror(&path, &copy)?;
+    for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
+        let entry = entry?;
+        let copy = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            mirror(&entry.path(), &copy)?;
         } else {
-            write(&copy, &fs::read(&path)?)?;
+            write(&copy, &fs::read(entry.path())?)?;
         }
+        names.insert(entry.file_name());
     }
-    names.extend(entries.iter().map(fs::DirEntry::file_name));
-    keep_only(to, &names.iter().map(|name| name.as_os_str()).collect())
+    keep_only(to, &names)
 }
 
 /// Removes what is not among `names` from a folder.
-fn keep_only(folder: &Path, names: &HashSet<&std::ffi::OsStr>) -> Result<()> {
+fn keep_only(folder: &Path, names: &HashSet<OsString>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        if names.contains(entry.file_name().as_os_str()) {
+        if names.contains(&entry.file_name()) {
             continue;
         }
         if entry.file_type()?.is_dir() {
