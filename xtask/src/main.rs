@@ -5,6 +5,7 @@ mod ci;
 mod codegen;
 mod demo;
 mod libtorch;
+mod mutants;
 mod process;
 mod serve;
 mod setup;
@@ -82,6 +83,13 @@ const TASKS: &[Task] = &[
         about: "Run the control plane against a hash language model",
         help: sim::HELP,
         run: sim::run,
+    },
+    Task {
+        name: "mutants",
+        usage: "[--only A,B] [--write|--check]",
+        about: "Find each deliberate fault of the control plane",
+        help: mutants::HELP,
+        run: mutants::run,
     },
 ];
 

@@ -12,14 +12,15 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::test::CONTROL;
-use crate::{process, workspace};
+use crate::{mutants, process, workspace};
 
 pub(crate) const HELP: &str = "\
 Files at most 500 lines, functions 70, lines 100 columns; a module doc in every Rust file; no
 trailing blanks; unsafe code only where it may be, with its reason; the environment read at the
 edges only; no path of one machine and no registry host in a tracked file; tracked files small;
 every crate and edge in the layer table, downward and within its plane, and in ARCHITECTURE.md;
-nothing in the control plane that needs a C compiler or libtorch.";
+nothing in the control plane that needs a C compiler or libtorch; every deliberate fault applicable
+and listed in MUTANTS.md.";
 
 const FILE_BYTES_MAX: u64 = 16_000_000;
 const TREE_BYTES_MAX: u64 = 45_000_000;
@@ -30,6 +31,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     }
     let mut faults = Vec::new();
     check_files(&mut faults)?;
+    faults.extend(mutants::check()?);
     let (members, _) = workspace::load()?;
     let architecture = read("ARCHITECTURE.md")?;
     faults.extend(graph::check(&members, &architecture));

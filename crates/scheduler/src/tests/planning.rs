@@ -2,7 +2,7 @@
 
 use engine_types::RequestId;
 
-use super::support::{Rig, config, limits};
+use super::support::{Rig, config, limits, request};
 
 /// Plans the first step for prompts of these lengths and returns its query lengths.
 fn first_chunks(budget: u32, prompts: &[u32]) -> Vec<u32> {
@@ -56,7 +56,10 @@ fn outputs_and_prompts_share_a_step() {
     assert_eq!(rig.rows(), [(1, 6, 4, 3), (2, 0, 5, 0)]);
     assert_eq!(rig.plan.tokens(&rig.plan.rows()[0]), [106, 107, 108, 109]);
     assert_eq!(rig.plan.drafts(&rig.plan.rows()[0]), [107, 108, 109]);
-    assert_eq!(rig.stats().n_mixed_steps, 1);
+    rig.apply();
+    rig.step();
+    let stats = rig.stats();
+    assert_eq!((stats.n_prefill_steps, stats.n_mixed_steps, stats.n_decode_steps), (1, 1, 1));
 }
 
 #[test]
@@ -164,4 +167,75 @@ fn a_row_of_an_aborted_request_is_ignored() {
     rig.drain();
     assert!(rig.tokens(1).is_empty());
     assert_eq!(rig.tokens(2).len(), 4);
+}
+
+#[test]
+fn a_row_of_an_aborted_request_is_not_its_successors() {
+    let mut rig = Rig::new(config(0), limits(4, 16));
+    rig.submit(1, 4, 4);
+    rig.plan();
+    assert!(rig.scheduler.abort(RequestId(1), &mut rig.events));
+    // It takes the place of request 1 while the step with its row runs.
+    rig.submit(2, 6, 4);
+    rig.apply();
+    assert!(rig.tokens(1).is_empty() && rig.tokens(2).is_empty());
+    rig.drain();
+    assert_eq!(rig.tokens(2), (106..110).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_request_may_ask_for_fewer_drafts() {
+    let mut rig = Rig::new(config(3), limits(4, 16));
+    for (id, k) in [(0, Some(0)), (1, Some(1)), (2, None)] {
+        let mut request = request(id, 4, 20);
+        request.params.num_speculative_tokens = k;
+        rig.scheduler.submit(request).unwrap();
+    }
+    rig.plan();
+    let rows = rig.plan.rows().iter();
+    let proposals: Vec<_> = rows.map(|row| (row.n_propose, row.drafting)).collect();
+    assert_eq!(proposals, [(0, false), (1, true), (3, true)]);
+    rig.apply();
+    rig.plan();
+    assert_eq!(rig.rows(), [(0, 4, 1, 0), (1, 4, 2, 1), (2, 4, 4, 3)]);
+}
+
+#[test]
+fn a_preempted_request_waits_for_the_drafts_of_the_others() {
+    for n_right in 0..=3 {
+        let mut rig = Rig::new(config(3), limits(4, 8));
+        rig.n_right = n_right;
+        rig.submit(1, 8, 14);
+        rig.submit(2, 8, 6);
+        rig.submit(3, 8, 14);
+        rig.drain();
+        // When request 2 ends, there is room for request 3 and one more token of request 1, but
+        // not for the drafts of request 1.
+        assert_eq!(rig.stats().n_preemptions, 1, "{n_right}");
+    }
+}
+
+#[test]
+fn nothing_is_proposed_behind_a_sure_end() {
+    // The last token that the request wants, and the last one that the model has room for.
+    for (n_prompt, max_tokens) in [(4, 1), (63, 20)] {
+        let mut rig = Rig::new(config(3), limits(4, 16));
+        rig.submit(1, n_prompt, max_tokens);
+        rig.plan();
+        assert_eq!(rig.plan.rows()[0].n_propose, 0);
+        rig.apply();
+        assert!(rig.reason(1).is_some());
+    }
+}
+
+#[test]
+fn proposals_are_given_up_before_drafts() {
+    let mut rig = Rig::new(config(3), limits(4, 4));
+    rig.submit(1, 8, 20);
+    rig.step();
+    rig.step();
+    // Of the 16 slots 12 hold tokens; token and drafts take the rest, and one proposal takes none.
+    rig.plan();
+    assert_eq!(rig.rows(), [(1, 12, 4, 3)]);
+    assert_eq!(rig.plan.rows()[0].n_propose, 1);
 }
