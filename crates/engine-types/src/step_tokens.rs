@@ -10,8 +10,8 @@ use crate::ids::TokenId;
 /// Longest accepted run: all drafts and one token of the target.
 const CAPACITY: usize = MAX_SPECULATIVE_TOKENS + 1;
 
-/// An accepted run or a row of drafts, at most `MAX_SPECULATIVE_TOKENS + 1` token ids, kept in place:
-/// handing a step's events out allocates nothing. Reads as a slice.
+/// An accepted run or a row of drafts, at most `MAX_SPECULATIVE_TOKENS + 1` token ids, kept in
+/// place: handing a step's events out allocates nothing. Reads as a slice.
 ///
 /// ```
 /// use engine_types::StepTokens;
