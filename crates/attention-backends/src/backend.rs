@@ -88,7 +88,8 @@ pub trait AttentionBackend: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`TensorError`] if shapes, dtypes or devices do not fit.
+    /// [`TensorError`] if shapes, dtypes or devices do not fit, or a key is not finite: it could
+    /// not be ranked, and the text would go on with the wrong keys.
     fn write_index_keys(
         &self,
         cache: &Tensor,
@@ -108,7 +109,8 @@ pub trait AttentionBackend: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`TensorError`] if shapes, dtypes or devices do not fit.
+    /// [`TensorError`] if shapes, dtypes or devices do not fit, or queries or weights are not
+    /// finite.
     fn select(
         &self,
         query: IndexQuery<'_>,

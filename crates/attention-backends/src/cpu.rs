@@ -93,6 +93,7 @@ impl AttentionBackend for CpuBackend {
         layout: &DeviceLayout,
     ) -> Result<(), TensorError> {
         let head_dim = width(keys) as usize;
+        check_finite("index keys", keys)?;
         let rows = slice::<f32>(keys)?.chunks_exact(head_dim);
         let what = "the index cache";
         match cache.f_kind()? {
@@ -117,6 +118,8 @@ impl AttentionBackend for CpuBackend {
         cache: &Tensor,
         layout: &DeviceLayout,
     ) -> Result<(Selection, u64), TensorError> {
+        check_finite("index queries", query.q)?;
+        check_finite("weights of index heads", query.weights)?;
         let shape = query.q.size();
         let (n_rows, topk) = (shape[0], query.topk as i64);
         let mut indices = empty::<i32>(&[n_rows, topk])?;
@@ -143,6 +146,14 @@ impl AttentionBackend for CpuBackend {
         let (chosen, n_chosen) = (slice_mut(&mut indices)?, slice_mut(&mut counts)?);
         let n_scored = lightning_index(&shape, cache, &batch, chosen, n_chosen);
         Ok((Selection::new(indices, counts)?, n_scored))
+    }
+}
+
+fn check_finite(what: &'static str, values: &Tensor) -> Result<(), TensorError> {
+    if slice::<f32>(values)?.iter().all(|value| value.is_finite()) {
+        Ok(())
+    } else {
+        Err(TensorError::NotFinite { what })
     }
 }
 

@@ -72,6 +72,7 @@ impl AttentionBackend for ReferenceBackend {
         keys: &Tensor,
         layout: &DeviceLayout,
     ) -> Result<(), TensorError> {
+        check_finite("index keys", keys)?;
         if cache.f_kind()? == Kind::Uint8 {
             write_rows(cache, &to_fp8_rows(keys)?, layout)
         } else {
@@ -85,6 +86,8 @@ impl AttentionBackend for ReferenceBackend {
         cache: &Tensor,
         layout: &DeviceLayout,
     ) -> Result<(Selection, u64), TensorError> {
+        check_finite("index queries", query.q)?;
+        check_finite("weights of index heads", query.weights)?;
         let device = cache.device();
         let topk = query.topk as i64;
         let (mut indices, mut counts, mut n_scored) = (Vec::new(), Vec::new(), 0);
@@ -113,6 +116,14 @@ impl AttentionBackend for ReferenceBackend {
         };
         let counts = Tensor::f_from_slice(&counts)?.f_to_device(device)?;
         Ok((Selection::new(indices, counts)?, n_scored))
+    }
+}
+
+fn check_finite(what: &'static str, values: &Tensor) -> Result<(), TensorError> {
+    if values.f_isfinite()?.f_all()?.f_int64_value(&[])? == 1 {
+        Ok(())
+    } else {
+        Err(TensorError::NotFinite { what })
     }
 }
 

@@ -43,17 +43,14 @@ impl Selection {
         Ok(Self { indices, counts })
     }
 
-    /// All keys that the rows of `layout` see; none may see more than `topk`.
+    /// All keys that the rows of `layout` see; as wide as the row that sees most.
     ///
     /// # Errors
     ///
     /// [`TensorError`] if memory is short.
-    ///
-    /// # Panics
-    ///
-    /// If a row sees more than `topk` keys.
-    pub fn all_visible(layout: &DeviceLayout, topk: usize) -> Result<Self, TensorError> {
+    pub fn all_visible(layout: &DeviceLayout) -> Result<Self, TensorError> {
         let positions = layout.host().positions();
+        let topk = positions.iter().max().map_or(1, |&position| position as usize + 1);
         let mut indices = empty::<i32>(&[positions.len() as i64, topk as i64])?;
         let rows = slice_mut::<i32>(&mut indices)?.chunks_exact_mut(topk);
         for (row, &position) in rows.zip(positions) {

@@ -27,12 +27,15 @@ impl AddAssign for IndexerCounts {
 /// Work of the indexers by the kind of the pass; all zero for models without sparse attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexerStats {
-    /// Target passes with at least one prefill chunk; verify windows beside it count here, too.
+    /// Target passes with at least one prefill chunk, which is a row of more than one known token
+    /// or one that does not sample; verify windows beside it count here, too.
     pub target_prefill: IndexerCounts,
-    /// Target passes of verify windows and single decodes only.
+    /// Target passes of verify windows only: one known token and its drafts, if any. A chunk that
+    /// is the single last token of a prompt is such a row.
     pub target_verify: IndexerCounts,
     /// Passes of the MTP layers, by draft step. Step 0 runs once a propose; with
-    /// `index_share_for_mtp_iteration` no other step runs an indexer.
+    /// `index_share_for_mtp_iteration` only the first step of each MTP layer runs an indexer, so
+    /// with one layer no other step than 0.
     pub draft_steps: [IndexerCounts; MAX_SPECULATIVE_TOKENS],
 }
 

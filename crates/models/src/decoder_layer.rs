@@ -166,13 +166,13 @@ fn choose_keys(
     LayerMemory { cache, backend }: LayerMemory<'_>,
 ) -> Result<(Selection, IndexerCounts), TensorError> {
     let positions = rows.layout.host().positions();
-    let topk = indexer.topk();
-    let (selection, n_scored_keys) = if positions.iter().all(|&p| (p as usize) < topk) {
+    let most_visible = positions.iter().max().map_or(0, |&position| position as usize + 1);
+    let (selection, n_scored_keys) = if most_visible <= indexer.topk() {
         // Whatever the scores, every row would get all it sees.
-        (Selection::all_visible(rows.layout, topk)?, 0)
+        (Selection::all_visible(rows.layout)?, 0)
     } else {
         let (q, weights) = indexer.queries(q_a, x, &rows.rotary)?;
-        let query = IndexQuery { q: &q, weights: &weights, topk };
+        let query = IndexQuery { q: &q, weights: &weights, topk: indexer.topk() };
         backend.select(query, cache.index_keys(), rows.layout)?
     };
     let n_rows = positions.len() as u64;

@@ -33,6 +33,11 @@ pub enum TensorError {
         /// Shape that the operation needs.
         expected: Vec<i64>,
     },
+    /// A tensor holds NaN or infinity where the operation needs numbers.
+    NotFinite {
+        /// What the tensor is.
+        what: &'static str,
+    },
 }
 
 impl fmt::Display for TensorError {
@@ -49,6 +54,10 @@ impl fmt::Display for TensorError {
             Self::WrongShape { what, found, expected } => {
                 write!(f, "{what} has shape {found:?}, not {expected:?}")
             }
+            Self::NotFinite { what } => write!(
+                f,
+                "{what} hold NaN or infinity: weights of the checkpoint do, or its numbers overflow"
+            ),
         }
     }
 }

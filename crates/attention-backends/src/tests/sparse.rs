@@ -276,3 +276,34 @@ fn selections_that_do_not_fit_are_refused() {
         assert!(backend.mla(query, &batch.cache, &layout).is_err(), "{}", backend.name());
     }
 }
+
+/// A score that cannot be ranked would silently choose other keys.
+#[test]
+fn numbers_that_are_not_finite_are_refused() {
+    for backend in backends() {
+        for bad in [f64::NAN, f64::INFINITY] {
+            let batch = IndexBatch::new(&[12], 4, Kind::Float);
+            let _ = batch.select(backend, &[(0, 0, 12)], 4);
+            let layout = batch.attention.layout(&[(0, 0, 12)]);
+            let spoil = |tensor: &Tensor| {
+                let spoilt = tensor.copy();
+                let _ = spoilt.view([-1]).get(5).fill_(bad);
+                spoilt
+            };
+            let (q, weights) = (&batch.q[0], &batch.weights[0]);
+            let select = |q: &Tensor, weights: &Tensor| {
+                let query = IndexQuery { q, weights, topk: 4 };
+                backend.select(query, &batch.cache, &layout).map(|_| ())
+            };
+            let written = backend.write_index_keys(&batch.cache, &spoil(&batch.keys[0]), &layout);
+            for (result, what) in [
+                (written, "index keys"),
+                (select(&spoil(q), weights), "index queries"),
+                (select(q, &spoil(weights)), "weights of index heads"),
+            ] {
+                let error = result.unwrap_err().to_string();
+                assert!(error.starts_with(what) && error.contains("NaN"), "{error}");
+            }
+        }
+    }
+}

@@ -112,14 +112,16 @@ pub struct GetStatsResponse {
 /// Work of the indexers by the kind of the forward pass. A step that failed adds nothing.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct IndexerStats {
-    /// Target passes with at least one prefill chunk; verify windows beside it count here, too.
+    /// Target passes with at least one prefill chunk, which is a row of more than one known token or
+    /// one that does not sample; verify windows beside it count here, too.
     #[prost(message, optional, tag = "1")]
     pub target_prefill: ::core::option::Option<IndexerCounts>,
-    /// Target passes of verify windows and single decodes only.
+    /// Target passes of verify windows only: one known token and its drafts, if any.
     #[prost(message, optional, tag = "2")]
     pub target_verify: ::core::option::Option<IndexerCounts>,
     /// Passes of the MTP layers by draft step, one entry for each of the server's
-    /// num_speculative_tokens. Where draft steps share a selection, all entries after the first are 0.
+    /// num_speculative_tokens. Where draft steps share a selection, only the first step of each MTP
+    /// layer is not 0.
     #[prost(message, repeated, tag = "3")]
     pub draft_steps: ::prost::alloc::vec::Vec<IndexerCounts>,
 }

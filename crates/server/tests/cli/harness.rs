@@ -37,14 +37,16 @@ pub(crate) fn succeed_json(args: &[&str]) -> Value {
     serde_json::from_str(&succeed(args)).unwrap()
 }
 
-/// Runs a command that must fail and print no result; its standard error.
+/// Runs a command that must fail and print no result; what it says behind its log.
 pub(crate) fn fail(args: &[&str]) -> String {
     let output = run(args);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success(), "{args:?} succeeds");
     assert!(output.stdout.is_empty(), "{args:?}: {}", String::from_utf8_lossy(&output.stdout));
-    assert!(stderr.starts_with("error: "), "{args:?}: {stderr}");
-    stderr
+    let is_log = |line: &&str| line.contains(" INFO ");
+    let message = stderr.lines().skip_while(is_log).collect::<Vec<_>>().join("\n");
+    assert!(message.starts_with("error: "), "{args:?}: {stderr}");
+    message
 }
 
 /// Runs a command that must fail with each of `expected` in its message.

@@ -1,6 +1,6 @@
 //! `tandem serve`: its address, a stream through its port, and its end by SIGTERM.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,7 @@ impl Server {
             .args(["serve", "--port", "0", "--dtype", "float32"])
             .args(args)
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let mut line = String::new();
@@ -44,6 +45,15 @@ impl Server {
     fn terminate(&self) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    }
+
+    /// Ends the server and returns its log.
+    fn log(mut self) -> String {
+        self.terminate();
+        assert_eq!(self.exit_code(Duration::from_secs(10)), Some(0));
+        let mut log = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        log
     }
 
     /// Waits for the exit code, at most `limit`.
@@ -167,4 +177,19 @@ fn a_port_that_is_taken_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     fail_with(&["serve", "--port", &port], &[&format!("127.0.0.1:{port}"), "--port"]);
+}
+
+#[test]
+fn the_log_says_once_that_draft_steps_share_keys() {
+    let line = "MTP draft index_share_for_mtp_iteration enabled: step 0 computes indexer top-k, \
+                steps 1+ reuse the buffer.";
+    for (args, n_times) in [
+        (&["--index-share", "auto"][..], 1),
+        (&["--index-share", "off"], 0),
+        (&["--num-speculative-tokens", "0"], 0),
+        (&["--model", "tiny-dsv3"], 0),
+    ] {
+        let log = Server::start(args).log();
+        assert_eq!(log.matches(line).count(), n_times, "{args:?}: {log}");
+    }
 }
