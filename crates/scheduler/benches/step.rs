@@ -49,8 +49,12 @@ impl Bench {
                 stop_sequences: vec![],
                 num_speculative_tokens: None,
             };
-            let request =
-                Request { id: RequestId(u64::from(id)), prompt: vec![1; N_PROMPT], params };
+            let request = Request {
+                id: RequestId(u64::from(id)),
+                prompt: vec![1; N_PROMPT],
+                params,
+                cache_salt: None,
+            };
             bench.scheduler.submit(request).expect("room in the queue");
         }
         bench.step();

@@ -21,7 +21,12 @@ pub(super) fn limits(block_size: u32, num_blocks: u32) -> ExecutorLimits {
 }
 
 pub(super) fn config(k: u32) -> SchedulerConfig {
-    SchedulerConfig { num_speculative_tokens: k, eos_token_ids: vec![2], ..Default::default() }
+    SchedulerConfig {
+        num_speculative_tokens: k,
+        eos_token_ids: vec![2],
+        enable_prefix_caching: false,
+        ..Default::default()
+    }
 }
 
 pub(super) fn params(max_tokens: u32) -> SamplingParams {
@@ -36,7 +41,7 @@ pub(super) fn params(max_tokens: u32) -> SamplingParams {
 
 pub(super) fn request(id: u64, n_prompt: u32, max_tokens: u32) -> Request {
     let prompt = (100..100 + n_prompt).collect();
-    Request { id: RequestId(id), prompt, params: params(max_tokens) }
+    Request { id: RequestId(id), prompt, params: params(max_tokens), cache_salt: None }
 }
 
 /// The engine without its executor.
