@@ -1,16 +1,18 @@
 //! What must hold of the events of a run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use engine_types::{FinishReason, Request, RequestEvent, RequestId, SpecDecodeStats, TokenId};
 
-use crate::oracle::Expected;
+use crate::oracle::{Expected, SerialDrafter};
 
 /// An accepted request and what came of it so far.
 #[derive(Debug)]
 struct Client {
     n_prompt: usize,
     expected: Expected,
+    /// What must be drafted, where that depends on the committed tokens alone.
+    drafter: Option<SerialDrafter>,
     tokens: Vec<TokenId>,
     spec_decode: SpecDecodeStats,
     reason: Option<FinishReason>,
@@ -23,19 +25,42 @@ pub(crate) struct Ledger {
     pub(crate) spec_decode: SpecDecodeStats,
     pub(crate) n_tokens: u64,
     pub(crate) n_prompt_tokens: u64,
+    /// How many tokens had KV when a request got its first row.
+    n_cached: HashMap<RequestId, u32>,
+    pub(crate) n_started_prompt_tokens: u64,
+    pub(crate) n_cached_tokens: u64,
 }
 
 impl Ledger {
-    pub(crate) fn accept(&mut self, request: &Request, expected: Expected) {
+    /// Follows an accepted request and what it must yield.
+    pub(crate) fn accept(
+        &mut self,
+        request: &Request,
+        expected: Expected,
+        mut drafter: Option<SerialDrafter>,
+    ) {
+        if let Some(drafter) = &mut drafter {
+            request.prompt.iter().for_each(|token| drafter.push(*token));
+        }
         let client = Client {
             n_prompt: request.prompt.len(),
             expected,
+            drafter,
             tokens: vec![],
             spec_decode: SpecDecodeStats::default(),
             reason: None,
         };
         self.n_prompt_tokens += request.prompt.len() as u64;
         assert!(self.clients.insert(request.id, client).is_none());
+    }
+
+    /// Notes that a request with `n_computed` tokens of KV has a row.
+    pub(crate) fn note_row(&mut self, id: RequestId, n_computed: u32) {
+        if !self.n_cached.contains_key(&id) {
+            self.n_cached.insert(id, n_computed);
+            self.n_cached_tokens += u64::from(n_computed);
+            self.n_started_prompt_tokens += self.clients[&id].n_prompt as u64;
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -64,6 +89,11 @@ impl Ledger {
                     client.spec_decode.record_step(event.drafts.len(), n_accepted);
                     self.spec_decode.record_step(event.drafts.len(), n_accepted);
                     self.n_tokens += event.tokens.len() as u64;
+                    if let Some(drafter) = &mut client.drafter {
+                        let expected = drafter.drafts(event.drafts.len());
+                        assert_eq!(event.drafts, expected, "{id}: the drafts differ");
+                        event.tokens.iter().for_each(|token| drafter.push(*token));
+                    }
                     client.tokens.extend(event.tokens);
                     let expected = &client.expected.tokens;
                     assert!(expected.starts_with(&client.tokens), "{id}: the text differs");
@@ -71,6 +101,8 @@ impl Ledger {
                 RequestEvent::Finished { reason, usage, spec_decode, .. } => {
                     assert_eq!(usage.prompt_tokens as usize, client.n_prompt);
                     assert_eq!(usage.completion_tokens as usize, client.tokens.len(), "{id}");
+                    let n_cached = self.n_cached.get(&id).copied().unwrap_or(0);
+                    assert_eq!(usage.cached_tokens, n_cached, "{id}");
                     assert_eq!(spec_decode, client.spec_decode, "{id}: drafting counts");
                     match reason {
                         FinishReason::Aborted | FinishReason::Failed(_) => {}

@@ -3,6 +3,7 @@
 use engine_types::{ExecutorLimits, Request, RequestId, SamplingParams, TokenId};
 use scheduler::SchedulerConfig;
 
+use crate::model::State;
 use crate::rng::Rng;
 
 /// A request and what happens to it from outside.
@@ -48,9 +49,12 @@ impl Workload {
             max_queued_requests: rng.between(0, 16),
             num_speculative_tokens: k,
             eos_token_ids,
+            enable_prefix_caching: rng.chance(75),
         };
         let n_requests = rng.between(1, 24);
-        let arrivals = (0..n_requests).map(|n| arrival(&mut rng, n, &limits, k)).collect();
+        let texts: Vec<_> = (0..rng.between(1, 3)).map(|_| text(&mut rng, &limits)).collect();
+        let arrivals = (0..n_requests).map(|n| arrival(&mut rng, n, (&limits, k), &texts));
+        let arrivals = arrivals.collect();
         Self {
             config,
             limits,
@@ -65,9 +69,48 @@ fn token(rng: &mut Rng, limits: &ExecutorLimits) -> TokenId {
     rng.between(0, limits.vocab_size - 1)
 }
 
-fn arrival(rng: &mut Rng, n: u32, limits: &ExecutorLimits, k: u32) -> Arrival {
+/// The longest sequence that has room in the model and in the pool.
+fn longest(limits: &ExecutorLimits) -> u32 {
+    limits.max_model_len.min(limits.num_blocks * limits.block_size)
+}
+
+/// A text whose parts are several prompts: random tokens, then what the model makes of them. So a
+/// prompt may begin with what another request was answered.
+fn text(rng: &mut Rng, limits: &ExecutorLimits) -> Vec<TokenId> {
+    let mut tokens: Vec<_> = (0..rng.between(1, 40)).map(|_| token(rng, limits)).collect();
+    let mut state = tokens.iter().fold(State::EMPTY, |state, token| state.extend(*token));
+    while tokens.len() < longest(limits) as usize {
+        tokens.push(state.next_token(limits.vocab_size));
+        state = state.extend(tokens[tokens.len() - 1]);
+    }
+    tokens
+}
+
+/// A prompt of `n_tokens` tokens, most often one that begins like a text of `texts`.
+fn prompt(
+    rng: &mut Rng,
+    n_tokens: u32,
+    limits: &ExecutorLimits,
+    texts: &[Vec<TokenId>],
+) -> Vec<TokenId> {
+    let mut tokens: Vec<_> = (0..n_tokens).map(|_| token(rng, limits)).collect();
+    if rng.chance(70) {
+        let text = &texts[rng.between(0, texts.len() as u32 - 1) as usize];
+        let n_tail = if rng.chance(50) { rng.between(0, n_tokens.min(4)) } else { 0 };
+        let n_common = text.len().min((n_tokens - n_tail) as usize);
+        tokens[..n_common].copy_from_slice(&text[..n_common]);
+    }
+    tokens
+}
+
+fn arrival(
+    rng: &mut Rng,
+    n: u32,
+    (limits, k): (&ExecutorLimits, u32),
+    texts: &[Vec<TokenId>],
+) -> Arrival {
     // A few prompts are too long for the model or the pool.
-    let longest = limits.max_model_len.min(limits.num_blocks * limits.block_size);
+    let longest = longest(limits);
     let n_prompt = match rng.between(0, 9) {
         0 => rng.between(1, longest + 2),
         1..=3 => rng.between(1, longest / 2),
@@ -88,8 +131,9 @@ fn arrival(rng: &mut Rng, n: u32, limits: &ExecutorLimits, k: u32) -> Arrival {
     Arrival {
         request: Request {
             id: RequestId(u64::from(n)),
-            prompt: (0..n_prompt).map(|_| token(rng, limits)).collect(),
+            prompt: prompt(rng, n_prompt, limits, texts),
             params,
+            cache_salt: rng.chance(25).then(|| vec![1; rng.pick(&[1, 2])]),
         },
         step,
         abort: rng.chance(15).then(|| (step + u64::from(rng.between(0, 30)), rng.chance(50))),

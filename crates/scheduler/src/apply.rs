@@ -59,7 +59,7 @@ impl Scheduler {
         entry.n_computed += row.n_query - row.n_draft;
         if !row.samples {
             entry.settle(row.n_computed, 0);
-            self.pool.publish(&mut entry.table, &mut entry.keys, &entry.tokens, entry.n_settled);
+            entry.publish(&mut self.pool);
             return None;
         }
         let run = outcome.tokens(answer);
@@ -76,7 +76,7 @@ impl Scheduler {
         entry.n_computed += n_accepted;
         assert_eq!(entry.n_pending(), 1, "{}: one token without KV [INV-5]", entry.id);
         entry.settle(row.n_computed, n_accepted);
-        self.pool.publish(&mut entry.table, &mut entry.keys, &entry.tokens, entry.n_settled);
+        entry.publish(&mut self.pool);
         entry.set_drafts(outcome.drafts(answer));
         entry.spec_decode.record_step(row.n_draft as usize, n_accepted as usize);
         self.totals.spec_decode.record_step(row.n_draft as usize, n_accepted as usize);

@@ -4,7 +4,7 @@ use engine_types::{
     FinishReason, MAX_SPECULATIVE_TOKENS, Request, RequestEvent, RequestId, SamplingParams,
     SpecDecodeStats, TokenId, Usage,
 };
-use kv_block_manager::{BlockTable, PrefixKeys, PrefixSpace};
+use kv_block_manager::{BlockPool, BlockTable, PrefixKeys, PrefixSpace};
 
 /// What the scheduler keeps of a request. Its tokens are committed ones only, never drafts.
 #[derive(Debug)]
@@ -18,9 +18,9 @@ pub(crate) struct Entry {
     pub(crate) n_prompt: u32,
     /// Tokens, from the front, whose KV is valid.
     pub(crate) n_computed: u32,
-    /// Tokens, from the front, whose KV is final in the draft layers as well: made of committed
-    /// tokens alone.
-    pub(crate) n_settled: u32,
+    /// Committed tokens, from the front, that the KV was made of, up to where it was made of
+    /// anything else.
+    n_sources: u32,
     /// Prompt tokens that the prefix cache had when the request started.
     pub(crate) n_cached: u32,
     pub(crate) table: BlockTable,
@@ -53,7 +53,7 @@ impl Entry {
             n_prompt: to_u32(request.prompt.len()),
             tokens: request.prompt,
             n_computed: 0,
-            n_settled: 0,
+            n_sources: 0,
             n_cached: 0,
             table: BlockTable::default(),
             is_running: false,
@@ -99,20 +99,38 @@ impl Entry {
         self.k.min(max_model_len + 1 - n_written)
     }
 
-    /// Enters how far KV is final after a row from position `start` on that accepted `n_accepted`
-    /// drafts and made KV up to `n_computed`.
+    /// Starts with the KV of the first `n_hit` tokens, which others have computed.
+    pub(crate) fn start_at(&mut self, n_hit: u32) {
+        self.n_computed = n_hit;
+        self.n_sources = n_hit + self.keys.n_lookahead();
+        self.is_running = true;
+        self.is_preempted = false;
+    }
+
+    /// Enters what KV was made of in a row from position `start` on that accepted `n_accepted`
+    /// drafts and left KV up to `n_computed`.
     ///
-    /// With `n` draft layers their KV at position `p` is made of the tokens up to `p + n`. Where a
-    /// step does not know them yet it takes its own drafts, and nobody writes that KV again: it is
-    /// final if the next row accepts those drafts, and otherwise remains good enough to draft
-    /// with, but not to be shared, nor does what follows. With one layer all KV is final at once.
+    /// With `n` draft layers their KV at position `p` is made of the tokens up to `p + n`. A step
+    /// that does not know them yet takes its own drafts instead, and nobody writes that KV again.
+    /// Where the next row rejects those drafts it still serves the request itself, whose drafts
+    /// are a little worse, but never another one. With one layer that does not happen.
     pub(crate) fn settle(&mut self, start: u32, n_accepted: u32) {
         let n_lookahead = self.keys.n_lookahead();
         let n_confirmed = n_accepted.min(n_lookahead.saturating_sub(1));
-        if self.n_settled + n_confirmed >= start {
-            let n_known = self.n_tokens().saturating_sub(n_lookahead);
-            self.n_settled = self.n_computed.min(n_known);
+        if self.n_sources + n_confirmed >= start + n_lookahead {
+            self.n_sources = self.n_tokens().min(self.n_computed + n_lookahead);
         }
+    }
+
+    /// Tokens, from the front, whose KV is final and made of committed tokens alone.
+    pub(crate) fn n_settled(&self) -> u32 {
+        self.n_sources.saturating_sub(self.keys.n_lookahead())
+    }
+
+    /// Lets others find the full blocks whose KV is final and made of committed tokens alone.
+    pub(crate) fn publish(&mut self, pool: &mut BlockPool) {
+        let n_settled = self.n_settled();
+        pool.publish(&mut self.table, &mut self.keys, &self.tokens, n_settled);
     }
 
     /// The last event of this request.

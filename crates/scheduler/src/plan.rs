@@ -95,7 +95,6 @@ impl Scheduler {
         let entry = &mut self.entries[slot];
         self.pool.release_table(&mut entry.table);
         entry.n_computed = 0;
-        entry.n_settled = 0;
         entry.set_drafts(&[]);
         entry.is_running = false;
         entry.is_preempted = true;
@@ -152,9 +151,7 @@ impl Scheduler {
         if !self.pool.admit(&mut entry.table, &self.prefix, n_tokens) {
             return false;
         }
-        (entry.n_computed, entry.n_settled) = (n_hit, n_hit);
-        entry.is_running = true;
-        entry.is_preempted = false;
+        entry.start_at(n_hit);
         if !is_preempted && self.config.enable_prefix_caching {
             entry.n_cached = n_hit;
             self.totals.n_prefix_queried_tokens += u64::from(n_tokens);

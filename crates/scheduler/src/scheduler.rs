@@ -153,7 +153,7 @@ impl Scheduler {
             assert!(entry.is_running && entry.n_pending() >= 1, "{} [INV-5]", entry.id);
             let n_blocks = self.pool.blocks_for(entry.n_computed);
             assert!(entry.table.n_blocks() >= n_blocks, "{} has KV outside blocks", entry.id);
-            assert!(entry.n_settled <= entry.n_computed, "{} shares what it lacks", entry.id);
+            assert!(entry.n_settled() <= entry.n_computed, "{} shares what it lacks", entry.id);
         }
         let mut queue = self.waiting.iter().map(|slot| self.entries[*slot].is_preempted);
         let is_in_order = queue.by_ref().all(|preempted| preempted) || !queue.any(|p| p);
