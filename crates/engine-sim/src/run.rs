@@ -1,11 +1,14 @@
 //! Runs a seed's workload and checks it after every step.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use engine_types::{ExecutorError, RequestEvent, RequestId, StepExecutor, StepOutcome, StepPlan};
+use engine_types::{
+    BlockId, ExecutorError, RequestEvent, RequestId, StepExecutor, StepOutcome, StepPlan,
+};
 use scheduler::{Scheduler, SubmitError};
 
 use crate::checks::Ledger;
@@ -109,6 +112,8 @@ struct Run {
     /// The requests in the order of their first rows.
     first_rows: Vec<RequestId>,
     submitted: Vec<RequestId>,
+    /// The salt of the request that wrote each block last.
+    salts: HashMap<BlockId, Option<Vec<u8>>>,
     n_steps: u64,
 }
 
@@ -133,6 +138,7 @@ impl Run {
             ledger: Ledger::default(),
             first_rows: vec![],
             submitted: vec![],
+            salts: HashMap::new(),
             n_steps: 0,
         }
     }
@@ -233,13 +239,22 @@ impl Run {
         }
     }
 
-    /// Checks the plan against the scheduler's own configuration, and who got a row first.
+    /// Checks the plan against the scheduler's own configuration, whose blocks each row reads, and
+    /// who got a row first.
     fn check_plan(&mut self) {
         let config = &self.workload.config;
         assert!(self.plan.rows().len() <= config.max_num_seqs as usize);
         assert!(self.plan.all_tokens().len() <= config.max_num_batched_tokens as usize);
         for row in self.plan.rows() {
             self.ledger.note_row(row.request_id, row.n_computed);
+            let mut arrivals = self.workload.arrivals.iter().map(|arrival| &arrival.request);
+            let request = arrivals.find(|request| request.id == row.request_id);
+            let salt = &request.expect("a row of a request").cache_salt;
+            let n_whole = (row.n_computed / self.workload.limits.block_size) as usize;
+            let (read, written) = self.plan.blocks(row).split_at(n_whole);
+            let is_own = read.iter().all(|block| self.salts[block] == *salt);
+            assert!(is_own, "{}: blocks of another salt", row.request_id);
+            self.salts.extend(written.iter().map(|block| (*block, salt.clone())));
             if !self.first_rows.contains(&row.request_id) {
                 self.first_rows.push(row.request_id);
             }

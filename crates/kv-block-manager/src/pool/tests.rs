@@ -68,3 +68,5 @@ fn a_leaked_table_is_noticed() {
     assert!(pool.ensure_capacity(&mut table, 5));
     pool.check_invariants([]);
 }
+
+mod prefix;
