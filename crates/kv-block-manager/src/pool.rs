@@ -209,7 +209,7 @@ impl BlockPool {
         }
         let keys = keys.of(tokens, self.block_size, n_blocks, &mut self.scratch);
         for block_idx in table.n_published as usize..n_blocks as usize {
-            index.insert(keys[block_idx], table.blocks[block_idx]);
+            index.insert(&keys[block_idx], table.blocks[block_idx]);
         }
         table.n_published = n_blocks;
     }
