@@ -91,7 +91,7 @@ impl Ledger {
                     self.n_tokens += event.tokens.len() as u64;
                     if let Some(drafter) = &mut client.drafter {
                         let expected = drafter.drafts(event.drafts.len());
-                        assert_eq!(event.drafts, expected, "{id}: the drafts differ");
+                        assert_eq!(event.drafts[..], expected, "{id}: the drafts differ");
                         event.tokens.iter().for_each(|token| drafter.push(*token));
                     }
                     client.tokens.extend(event.tokens);
