@@ -11,7 +11,8 @@
 //! * Free, cached and used blocks add up to all blocks.
 //! * The order in which blocks are handed out depends on the calls alone \[INV-1].
 //! * A block that is found by its key is never written again: its tokens are committed, as are
-//!   those behind it on which its KV depends.
+//!   those behind it on which its KV depends \[INV-12]. The caller of [`BlockPool::publish`] sees
+//!   to it.
 //!
 //! # The prefix cache
 //!

@@ -12,6 +12,8 @@
 //! * `plan` allocates nothing once its buffers have grown \[INV-8]; `apply` allocates only the
 //!   tokens of the events that it hands out.
 //! * At most `max_num_seqs + max_queued_requests` requests are unfinished \[INV-9].
+//! * A request that starts or comes back computes what the prefix cache lacks; what it publishes
+//!   there is final \[INV-12].
 //! * What is streamed, counted and kept is what [`commit`] returns \[INV-10].
 //!
 //! # Example

@@ -194,6 +194,8 @@ fn the_least_recently_used_is_evicted() {
     assert_eq!([40, 50, 60].map(|token| run_one(&[token; 5])), [1, 2, 0]);
 }
 
+/// Other engines let the last copy win. Ours keeps the first, which tables may hold already, so
+/// that more of them share one block.
 #[test]
 fn a_doubled_block_is_not_known_twice() {
     let mut pool = BlockPool::with_prefix_cache(8, 4);
