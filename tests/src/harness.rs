@@ -117,7 +117,8 @@ pub fn submit(
 ) -> Result<Events, engine::SubmitError> {
     // A step emits at least one token, so that no request has more events than tokens.
     let (sink, events) = engine::channel(params.max_tokens as usize);
-    let request = Request { id: engine.next_request_id(), prompt: prompt.to_vec(), params, cache_salt: None };
+    let id = engine.next_request_id();
+    let request = Request { id, prompt: prompt.to_vec(), params, cache_salt: None };
     engine.submit(request, Box::new(sink))?;
     Ok(events)
 }

@@ -1,6 +1,6 @@
 //! What must hold of the events of a run.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use engine_types::{FinishReason, Request, RequestEvent, RequestId, SpecDecodeStats, TokenId};
 
@@ -13,6 +13,8 @@ struct Client {
     expected: Expected,
     /// What must be drafted, where that depends on the committed tokens alone.
     drafter: Option<SerialDrafter>,
+    /// How many tokens had KV in its first row, once it has had one.
+    n_cached: Option<u32>,
     tokens: Vec<TokenId>,
     spec_decode: SpecDecodeStats,
     reason: Option<FinishReason>,
@@ -25,8 +27,6 @@ pub(crate) struct Ledger {
     pub(crate) spec_decode: SpecDecodeStats,
     pub(crate) n_tokens: u64,
     pub(crate) n_prompt_tokens: u64,
-    /// How many tokens had KV when a request got its first row.
-    n_cached: HashMap<RequestId, u32>,
     pub(crate) n_started_prompt_tokens: u64,
     pub(crate) n_cached_tokens: u64,
 }
@@ -46,6 +46,7 @@ impl Ledger {
             n_prompt: request.prompt.len(),
             expected,
             drafter,
+            n_cached: None,
             tokens: vec![],
             spec_decode: SpecDecodeStats::default(),
             reason: None,
@@ -56,10 +57,11 @@ impl Ledger {
 
     /// Notes that a request with `n_computed` tokens of KV has a row.
     pub(crate) fn note_row(&mut self, id: RequestId, n_computed: u32) {
-        if !self.n_cached.contains_key(&id) {
-            self.n_cached.insert(id, n_computed);
+        let client = self.clients.get_mut(&id).expect("only accepted requests have rows");
+        if client.n_cached.is_none() {
+            client.n_cached = Some(n_computed);
             self.n_cached_tokens += u64::from(n_computed);
-            self.n_started_prompt_tokens += self.clients[&id].n_prompt as u64;
+            self.n_started_prompt_tokens += client.n_prompt as u64;
         }
     }
 
@@ -101,8 +103,7 @@ impl Ledger {
                 RequestEvent::Finished { reason, usage, spec_decode, .. } => {
                     assert_eq!(usage.prompt_tokens as usize, client.n_prompt);
                     assert_eq!(usage.completion_tokens as usize, client.tokens.len(), "{id}");
-                    let n_cached = self.n_cached.get(&id).copied().unwrap_or(0);
-                    assert_eq!(usage.cached_tokens, n_cached, "{id}");
+                    assert_eq!(usage.cached_tokens, client.n_cached.unwrap_or(0), "{id}");
                     assert_eq!(spec_decode, client.spec_decode, "{id}: drafting counts");
                     match reason {
                         FinishReason::Aborted | FinishReason::Failed(_) => {}

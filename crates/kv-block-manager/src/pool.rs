@@ -208,8 +208,9 @@ impl BlockPool {
             return;
         }
         let keys = keys.of(tokens, self.block_size, n_blocks, &mut self.scratch);
-        for block_idx in table.n_published as usize..n_blocks as usize {
-            index.insert(&keys[block_idx], table.blocks[block_idx]);
+        let new = table.n_published as usize..n_blocks as usize;
+        for (key, block) in keys[new.clone()].iter().zip(&table.blocks[new]) {
+            index.insert(key, *block);
         }
         table.n_published = n_blocks;
     }
