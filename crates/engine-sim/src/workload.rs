@@ -124,7 +124,7 @@ fn prompt(rng: &mut Rng, n_tokens: u32, limits: &ExecutorLimits, texts: &Texts) 
     match rng.between(0, 9) {
         0 => text.tokens[..text.n_random].to_vec(),
         1 => text.with_drafts(rng, texts.drafter),
-        2..=6 => {
+        2..=7 => {
             let n_tail = if rng.chance(60) { rng.between(0, n_tokens.min(4)) } else { 0 };
             let n_common = text.tokens.len().min((n_tokens - n_tail) as usize);
             tokens[..n_common].copy_from_slice(&text.tokens[..n_common]);
@@ -139,7 +139,7 @@ fn arrival(rng: &mut Rng, n: u32, (limits, k): (&ExecutorLimits, u32), texts: &T
     let longest = longest(limits);
     let n_prompt = match rng.between(0, 9) {
         0 => rng.between(1, longest + 2),
-        1..=3 => rng.between(1, longest / 2),
+        1..=4 => rng.between(1, longest / 2),
         _ => rng.between(1, 12.min(longest - 1)),
     };
     let n_stop_ids = if rng.chance(20) { rng.between(1, 2) } else { 0 };
