@@ -36,9 +36,10 @@ pub struct PrefixSpace<'a> {
 /// They stay valid as long as the sequence's tokens only grow, whoever holds its blocks.
 #[derive(Clone, Debug)]
 pub struct PrefixKeys {
-    seed: BlockKey,
     n_lookahead: u32,
     keys: Vec<BlockKey>,
+    /// The parent of the next key: the last one, or what stands for the space.
+    tip: BlockKey,
 }
 
 impl PrefixKeys {
@@ -49,8 +50,8 @@ impl PrefixKeys {
         hasher.update([u8::from(space.drafted), u8::from(space.salt.is_some())]);
         hasher.update(space.n_lookahead.to_le_bytes());
         hasher.update(space.salt.unwrap_or_default());
-        let seed = BlockKey(hasher.finalize().into());
-        Self { seed, n_lookahead: space.n_lookahead, keys: vec![] }
+        let tip = BlockKey(hasher.finalize().into());
+        Self { n_lookahead: space.n_lookahead, keys: vec![], tip }
     }
 
     /// How many tokens behind a block its KV depends on.
@@ -70,13 +71,13 @@ impl PrefixKeys {
     ) -> &[BlockKey] {
         let (block_size, n_blocks) = (block_size as usize, n_blocks as usize);
         for block_idx in self.keys.len()..n_blocks {
-            let parent = self.keys.last().unwrap_or(&self.seed);
             let start = block_idx * block_size;
             let end = start + block_size + self.n_lookahead as usize;
             bytes.clear();
-            bytes.extend_from_slice(&parent.0);
+            bytes.extend_from_slice(&self.tip.0);
             bytes.extend(tokens[start..end].iter().flat_map(|token| token.to_le_bytes()));
             self.keys.push(BlockKey(Sha256::digest(&*bytes).into()));
+            self.tip = self.keys[block_idx];
         }
         &self.keys[..n_blocks]
     }
