@@ -73,6 +73,8 @@ fn spawn<X: StepExecutor>(
         max_num_batched_tokens: options.max_num_batched_tokens,
         num_speculative_tokens: options.num_speculative_tokens,
         eos_token_ids: ModelConfig::load(&checkpoint.dir()?)?.eos_token_ids,
+        // Several tests count steps and rows, which then depend on lengths alone.
+        enable_prefix_caching: false,
         ..SchedulerConfig::default()
     };
     Ok(Engine::spawn(EngineConfig { scheduler }, make_executor)?)
@@ -117,7 +119,8 @@ pub fn submit(
 ) -> Result<Events, engine::SubmitError> {
     // A step emits at least one token, so that no request has more events than tokens.
     let (sink, events) = engine::channel(params.max_tokens as usize);
-    let request = Request { id: engine.next_request_id(), prompt: prompt.to_vec(), params };
+    let id = engine.next_request_id();
+    let request = Request { id, prompt: prompt.to_vec(), params, cache_salt: None };
     engine.submit(request, Box::new(sink))?;
     Ok(events)
 }

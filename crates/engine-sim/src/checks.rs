@@ -4,13 +4,17 @@ use std::collections::BTreeMap;
 
 use engine_types::{FinishReason, Request, RequestEvent, RequestId, SpecDecodeStats, TokenId};
 
-use crate::oracle::Expected;
+use crate::oracle::{Expected, SerialDrafter};
 
 /// An accepted request and what came of it so far.
 #[derive(Debug)]
 struct Client {
     n_prompt: usize,
     expected: Expected,
+    /// What must be drafted, where that depends on the committed tokens alone.
+    drafter: Option<SerialDrafter>,
+    /// How many tokens had KV in its first row, once it has had one.
+    n_cached: Option<u32>,
     tokens: Vec<TokenId>,
     spec_decode: SpecDecodeStats,
     reason: Option<FinishReason>,
@@ -23,19 +27,42 @@ pub(crate) struct Ledger {
     pub(crate) spec_decode: SpecDecodeStats,
     pub(crate) n_tokens: u64,
     pub(crate) n_prompt_tokens: u64,
+    pub(crate) n_started_prompt_tokens: u64,
+    pub(crate) n_cached_tokens: u64,
 }
 
 impl Ledger {
-    pub(crate) fn accept(&mut self, request: &Request, expected: Expected) {
+    /// Follows an accepted request and what it must yield.
+    pub(crate) fn accept(
+        &mut self,
+        request: &Request,
+        expected: Expected,
+        mut drafter: Option<SerialDrafter>,
+    ) {
+        if let Some(drafter) = &mut drafter {
+            request.prompt.iter().for_each(|token| drafter.push(*token));
+        }
         let client = Client {
             n_prompt: request.prompt.len(),
             expected,
+            drafter,
+            n_cached: None,
             tokens: vec![],
             spec_decode: SpecDecodeStats::default(),
             reason: None,
         };
         self.n_prompt_tokens += request.prompt.len() as u64;
         assert!(self.clients.insert(request.id, client).is_none());
+    }
+
+    /// Notes that a request with `n_computed` tokens of KV has a row.
+    pub(crate) fn note_row(&mut self, id: RequestId, n_computed: u32) {
+        let client = self.clients.get_mut(&id).expect("only accepted requests have rows");
+        if client.n_cached.is_none() {
+            client.n_cached = Some(n_computed);
+            self.n_cached_tokens += u64::from(n_computed);
+            self.n_started_prompt_tokens += client.n_prompt as u64;
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -64,6 +91,11 @@ impl Ledger {
                     client.spec_decode.record_step(event.drafts.len(), n_accepted);
                     self.spec_decode.record_step(event.drafts.len(), n_accepted);
                     self.n_tokens += event.tokens.len() as u64;
+                    if let Some(drafter) = &mut client.drafter {
+                        let expected = drafter.drafts(event.drafts.len());
+                        assert_eq!(event.drafts[..], expected, "{id}: the drafts differ");
+                        event.tokens.iter().for_each(|token| drafter.push(*token));
+                    }
                     client.tokens.extend(event.tokens);
                     let expected = &client.expected.tokens;
                     assert!(expected.starts_with(&client.tokens), "{id}: the text differs");
@@ -71,6 +103,7 @@ impl Ledger {
                 RequestEvent::Finished { reason, usage, spec_decode, .. } => {
                     assert_eq!(usage.prompt_tokens as usize, client.n_prompt);
                     assert_eq!(usage.completion_tokens as usize, client.tokens.len(), "{id}");
+                    assert_eq!(usage.cached_tokens, client.n_cached.unwrap_or(0), "{id}");
                     assert_eq!(spec_decode, client.spec_decode, "{id}: drafting counts");
                     match reason {
                         FinishReason::Aborted | FinishReason::Failed(_) => {}

@@ -1,32 +1,39 @@
 //! The hash model behind paged KV, with a draft layer and rejection.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use engine_types::{
-    BlockId, ExecutorError, ExecutorLimits, PlanRow, StepExecutor, StepOutcome, StepPlan, TokenId,
+    BlockId, ExecutorError, ExecutorLimits, PlanRow, RequestId, StepExecutor, StepOutcome,
+    StepPlan, TokenId,
 };
 
-use crate::model::{State, draft_entry};
+use crate::model::{Drafter, State, draft_entry};
 use crate::rng::Rng;
 
 /// What a slot holds that no reader may rely on.
 const POISON: Slot = Slot { entry: 0xdead_beef_dead_beef, token: TokenId::MAX };
 
-/// The target's KV of one token, and the token (the drafter's checks need it).
+/// A layer's KV of one position, and the token it was made of.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     entry: u64,
     token: TokenId,
 }
 
-/// Executes plans with the hash model; panics where a plan breaks the contract.
+/// Executes plans with the hash model and as many draft layers as plans look ahead; panics where a
+/// plan breaks the contract.
 #[derive(Debug)]
 pub struct HashExecutor {
     limits: ExecutorLimits,
+    /// The target's KV.
     slots: Vec<Slot>,
-    draft_slots: Vec<u64>,
+    /// Each draft layer's KV.
+    draft_slots: Vec<Vec<Slot>>,
+    /// How far each request's KV reached when it last had a row.
+    valid_lens: HashMap<RequestId, u32>,
     rng: Rng,
-    draft_accuracy_percent: u32,
+    drafter: Drafter,
     failure_percent: u32,
 }
 
@@ -43,9 +50,13 @@ impl HashExecutor {
         Self {
             limits,
             slots: vec![POISON; n_slots],
-            draft_slots: vec![POISON.entry; n_slots],
+            draft_slots: vec![vec![POISON; n_slots]; limits.n_lookahead_max as usize],
+            valid_lens: HashMap::new(),
             rng: Rng::new(seed),
-            draft_accuracy_percent,
+            drafter: Drafter {
+                accuracy_percent: draft_accuracy_percent,
+                vocab_size: limits.vocab_size,
+            },
             failure_percent,
         }
     }
@@ -65,9 +76,15 @@ impl HashExecutor {
         assert!(plan.all_tokens().iter().all(|token| *token < self.limits.vocab_size));
         let ids: HashSet<_> = rows.iter().map(|row| row.request_id).collect();
         assert_eq!(ids.len(), rows.len(), "one row a request");
-        let blocks: HashSet<_> = rows.iter().flat_map(|row| plan.blocks(row)).collect();
-        let n_blocks: usize = rows.iter().map(|row| plan.blocks(row).len()).sum();
-        assert_eq!(blocks.len(), n_blocks, "no block is in two tables");
+        let mut n_tables = HashMap::new();
+        for block in rows.iter().flat_map(|row| plan.blocks(row)) {
+            *n_tables.entry(block).or_insert(0) += 1;
+        }
+        for row in rows {
+            let n_whole = (row.n_computed / self.limits.block_size) as usize;
+            let is_own = plan.blocks(row)[n_whole..].iter().all(|block| n_tables[block] == 1);
+            assert!(is_own, "{}: a block to be written is in one table only", row.request_id);
+        }
     }
 
     fn check_row(&self, plan: &StepPlan, row: &PlanRow) {
@@ -112,63 +129,106 @@ impl HashExecutor {
             }
         }
         let valid_len = row.n_computed + row.n_query - row.n_draft + n_accepted;
-        for position in valid_len..row.n_computed + row.n_query {
+        for position in row.n_computed..row.n_computed + row.n_query {
             let slot_idx = self.slot_idx(blocks, position);
-            self.slots[slot_idx] = POISON;
-        }
-        let last = states[n_known + n_accepted as usize - 1];
-        let following = run.last().or(plan.lookahead(row).first()).copied();
-        let drafts = match following {
-            Some(following) if row.drafting => {
-                self.follow(plan, row, valid_len, following);
-                self.propose(plan, row, valid_len, last.extend(following))
+            self.draft_slots.iter_mut().for_each(|slots| slots[slot_idx] = POISON);
+            if position >= valid_len {
+                self.slots[slot_idx] = POISON;
             }
-            _ => vec![],
-        };
+        }
+        let mut drafts = vec![];
+        if row.drafting {
+            let following = run.last().map_or(plan.lookahead(row), std::slice::from_ref);
+            let known = [&tokens[..(valid_len - row.n_computed) as usize], following].concat();
+            let last = states[n_known + n_accepted as usize - 1];
+            drafts = self.propose((plan, row), valid_len, &known, last.extend(following[0]));
+            self.check_shared(plan, row, &known);
+        }
+        self.valid_lens.insert(row.request_id, valid_len);
         outcome.push_row(row.request_id, &run, n_accepted, &drafts);
     }
 
-    /// Runs the draft layer over the valid positions of the step and reads all its KV back.
-    fn follow(&mut self, plan: &StepPlan, row: &PlanRow, valid_len: u32, following: TokenId) {
-        let blocks = plan.blocks(row);
-        for position in 0..valid_len {
-            let slot_idx = self.slot_idx(blocks, position);
-            let next = if position + 1 == valid_len {
-                following
-            } else {
-                self.slots[self.slot_idx(blocks, position + 1)].token
-            };
-            let expected = draft_entry(self.slots[slot_idx].entry, next);
-            if position >= row.n_computed {
-                self.draft_slots[slot_idx] = expected;
-            }
-            let found = self.draft_slots[slot_idx];
-            assert_eq!(found, expected, "{}: draft KV at {position}", row.request_id);
-        }
-    }
-
-    /// Proposes drafts; each one after the first leaves a draft KV entry behind the valid ones.
+    /// Runs the draft layers over the valid positions of the step and then one after the other for
+    /// each draft: draft `j` comes from layer `j mod n` of `n`.
+    ///
+    /// `known` are the tokens from the row's first position on, those that follow the valid ones
+    /// included. Where a layer needs a token behind them it takes a draft, or else the last one.
     fn propose(
         &mut self,
-        plan: &StepPlan,
-        row: &PlanRow,
+        (plan, row): (&StepPlan, &PlanRow),
         valid_len: u32,
+        known: &[TokenId],
         mut state: State,
     ) -> Vec<TokenId> {
-        let mut drafts = vec![];
-        for step in 0..row.n_propose {
-            if step > 0 {
-                let slot_idx = self.slot_idx(plan.blocks(row), valid_len + step - 1);
-                self.draft_slots[slot_idx] = POISON.entry;
+        let blocks = plan.blocks(row);
+        let n_layers = self.limits.n_lookahead_max;
+        let mut known = known.to_vec();
+        let mut read = vec![];
+        for step in 0..n_layers.max(row.n_propose) {
+            let layer = step % n_layers;
+            if step < n_layers {
+                read.push(self.follow(blocks, row.n_computed..valid_len, layer, &known));
+            } else {
+                let slot_idx = self.slot_idx(blocks, valid_len + step / n_layers - 1);
+                self.draft_slots[layer as usize][slot_idx] = POISON;
+                let below = read[layer as usize];
+                read[layer as usize] = below.extend(*known.last().expect("[INV-6]"));
             }
-            let right = state.next_token(self.limits.vocab_size);
-            let is_right = self.rng.chance(self.draft_accuracy_percent);
-            let draft =
-                if is_right { right } else { self.rng.between(0, self.limits.vocab_size - 1) };
-            drafts.push(draft);
-            state = state.extend(draft);
+            if step < row.n_propose {
+                let right = state.next_token(self.limits.vocab_size);
+                let draft = self.drafter.draft(read[layer as usize], right);
+                known.push(draft);
+                state = state.extend(draft);
+            }
         }
-        drafts
+        known.split_off(known.len() - row.n_propose as usize)
+    }
+
+    /// Writes a draft layer's KV at `positions`, the first of which is that of `known`, and reads
+    /// all of it up to there.
+    fn follow(
+        &mut self,
+        blocks: &[BlockId],
+        positions: Range<u32>,
+        layer: u32,
+        known: &[TokenId],
+    ) -> State {
+        let mut read = State::EMPTY;
+        for position in 0..positions.end {
+            let slot_idx = self.slot_idx(blocks, position);
+            if position >= positions.start {
+                let offset = (position - positions.start + 1 + layer) as usize;
+                let token = known[offset.min(known.len() - 1)];
+                let below = match layer.checked_sub(1) {
+                    None => self.slots[slot_idx].entry,
+                    Some(below) => self.draft_slots[below as usize][slot_idx].entry,
+                };
+                let slot = Slot { entry: draft_entry(below, token), token };
+                self.draft_slots[layer as usize][slot_idx] = slot;
+            }
+            read = read.read(self.draft_slots[layer as usize][slot_idx].entry);
+        }
+        read
+    }
+
+    /// Checks the draft layers' KV of a prefix that the request has not computed itself: it is made
+    /// of the request's own tokens, those behind the prefix included. Drafts alone would not show
+    /// that, since with several layers KV of a request's own may come from rejected drafts.
+    fn check_shared(&self, plan: &StepPlan, row: &PlanRow, known: &[TokenId]) {
+        if self.valid_lens.get(&row.request_id) == Some(&row.n_computed) {
+            return;
+        }
+        let blocks = plan.blocks(row);
+        for (layer, slots) in (1..).zip(&self.draft_slots) {
+            for position in 0..row.n_computed {
+                let found = slots[self.slot_idx(blocks, position)].token;
+                let expected = match (position + layer).checked_sub(row.n_computed) {
+                    None => self.slots[self.slot_idx(blocks, position + layer)].token,
+                    Some(offset) => known[offset as usize],
+                };
+                assert_eq!(found, expected, "{}: draft KV at {position}", row.request_id);
+            }
+        }
     }
 }
 

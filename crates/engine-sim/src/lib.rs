@@ -1,8 +1,8 @@
 //! Hash language model, workloads and checkers that run the control plane without tensors.
 //!
-//! **Owns** an executor whose text depends on every KV slot that a request should read, seeded
-//! workloads, a serial oracle, and the checks that hold after each step. **Must not know** tensors,
-//! threads or time. It is a development tool: no other crate depends on it.
+//! **Owns** an executor whose text and drafts depend on every KV slot that a request should read,
+//! seeded workloads, a serial oracle, and the checks that hold after each step. **Must not know**
+//! tensors, threads or time. It is a development tool: no other crate depends on it.
 //!
 //! Invariants:
 //! * A run is a function of its seed.

@@ -33,7 +33,25 @@ impl State {
     }
 }
 
-/// The draft layer's KV entry for a position: of the target's entry there and the token after it.
-pub(crate) fn draft_entry(target_entry: u64, following: TokenId) -> u64 {
-    mix(target_entry, u64::from(following) ^ 0xd4af)
+/// A draft layer's KV entry at position `p`: of what lies below it there (the target's entry, or
+/// the entry of the draft layer before) and of the token that the layer embeds, the one at `p + 1`
+/// for the first layer, at `p + 2` for the second, and so on.
+pub(crate) fn draft_entry(below: u64, embedded: TokenId) -> u64 {
+    mix(below, u64::from(embedded) ^ 0xd4af)
+}
+
+/// What makes drafts: how good they are and from how many ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Drafter {
+    pub(crate) accuracy_percent: u32,
+    pub(crate) vocab_size: u32,
+}
+
+impl Drafter {
+    /// The draft of a layer that has read `read`: what the target would choose, `right`, or another
+    /// id. Which of them depends on every KV entry that the layer has read.
+    pub(crate) fn draft(self, read: State, right: TokenId) -> TokenId {
+        let is_right = mix(read.0, 0xacc) % 100 < u64::from(self.accuracy_percent);
+        if is_right { right } else { read.next_token(self.vocab_size) }
+    }
 }

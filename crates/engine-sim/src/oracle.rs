@@ -2,7 +2,7 @@
 
 use engine_types::{ExecutorLimits, FinishReason, Request, TokenId};
 
-use crate::model::State;
+use crate::model::{Drafter, State, draft_entry};
 
 /// A request's output if nothing interrupts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,5 +45,41 @@ pub fn serial(request: &Request, limits: &ExecutorLimits, eos_token_ids: &[Token
             continue;
         };
         return Expected { tokens, reason };
+    }
+}
+
+/// A request's committed tokens and the drafts that one draft layer makes of them, without paging,
+/// batches or a prefix cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SerialDrafter {
+    drafter: Drafter,
+    state: State,
+    /// The target's KV entry of the last token: the layer's own follows with the token behind it.
+    last_entry: Option<u64>,
+    read: State,
+}
+
+impl SerialDrafter {
+    pub(crate) fn new(drafter: Drafter) -> Self {
+        Self { drafter, state: State::EMPTY, last_entry: None, read: State::EMPTY }
+    }
+
+    pub(crate) fn push(&mut self, token: TokenId) {
+        if let Some(below) = self.last_entry {
+            self.read = self.read.read(draft_entry(below, token));
+        }
+        self.last_entry = Some(self.state.entry(token));
+        self.state = self.state.extend(token);
+    }
+
+    /// The next `n` drafts.
+    pub(crate) fn drafts(&self, n: usize) -> Vec<TokenId> {
+        let (mut state, mut read) = (self.state, self.read);
+        let next = |_| {
+            let draft = self.drafter.draft(read, state.next_token(self.drafter.vocab_size));
+            (state, read) = (state.extend(draft), read.extend(draft));
+            draft
+        };
+        (0..n).map(next).collect()
     }
 }

@@ -1,16 +1,20 @@
 //! Runs a seed's workload and checks it after every step.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use engine_types::{ExecutorError, RequestEvent, RequestId, StepExecutor, StepOutcome, StepPlan};
+use engine_types::{
+    BlockId, ExecutorError, RequestEvent, RequestId, StepExecutor, StepOutcome, StepPlan,
+};
 use scheduler::{Scheduler, SubmitError};
 
 use crate::checks::Ledger;
 use crate::executor::HashExecutor;
-use crate::oracle::serial;
+use crate::model::Drafter;
+use crate::oracle::{SerialDrafter, serial};
 use crate::workload::Workload;
 
 /// No workload needs nearly as many steps; more of them are a live-lock.
@@ -27,6 +31,10 @@ pub struct Summary {
     pub n_tokens: u64,
     /// Drafts accepted.
     pub n_accepted_tokens: u64,
+    /// Prompt tokens that the prefix cache served.
+    pub n_cached_tokens: u64,
+    /// Blocks that the prefix cache gave up for their room.
+    pub n_evictions: u64,
     /// Preemptions.
     pub n_preemptions: u64,
     /// Steps executed.
@@ -37,12 +45,14 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} seeds, {} requests, {} tokens ({} accepted drafts), {} preemptions, {} steps: \
-             all equal to the serial oracle",
+            "{} seeds, {} requests, {} tokens ({} accepted drafts), {} prompt tokens cached, \
+             {} evictions, {} preemptions, {} steps: all equal to the serial oracle",
             self.n_seeds,
             self.n_requests,
             self.n_tokens,
             self.n_accepted_tokens,
+            self.n_cached_tokens,
+            self.n_evictions,
             self.n_preemptions,
             self.n_steps
         )
@@ -63,6 +73,8 @@ pub fn run_seeds(seeds: Range<u64>) -> Summary {
         sum.n_requests += summary.n_requests;
         sum.n_tokens += summary.n_tokens;
         sum.n_accepted_tokens += summary.n_accepted_tokens;
+        sum.n_cached_tokens += summary.n_cached_tokens;
+        sum.n_evictions += summary.n_evictions;
         sum.n_preemptions += summary.n_preemptions;
         sum.n_steps += summary.n_steps;
     }
@@ -100,6 +112,8 @@ struct Run {
     /// The requests in the order of their first rows.
     first_rows: Vec<RequestId>,
     submitted: Vec<RequestId>,
+    /// The salt of the request that wrote each block last.
+    salts: HashMap<BlockId, Option<Vec<u8>>>,
     n_steps: u64,
 }
 
@@ -124,6 +138,7 @@ impl Run {
             ledger: Ledger::default(),
             first_rows: vec![],
             submitted: vec![],
+            salts: HashMap::new(),
             n_steps: 0,
         }
     }
@@ -148,6 +163,8 @@ impl Run {
             n_requests: self.ledger.len() as u64,
             n_tokens: self.ledger.n_tokens,
             n_accepted_tokens: stats.spec_decode.n_accepted_tokens,
+            n_cached_tokens: stats.n_prefix_hit_tokens,
+            n_evictions: stats.blocks.n_evictions,
             n_preemptions: stats.n_preemptions,
             n_steps: self.n_steps,
         }
@@ -168,7 +185,14 @@ impl Run {
                     assert!(!is_full && n_prompt < limits.max_model_len as usize);
                     assert!(n_prompt < pool_tokens);
                     let expected = serial(request, &limits, &config.eos_token_ids);
-                    self.ledger.accept(request, expected);
+                    // With more draft layers, drafts depend on earlier rejections as well.
+                    let drafter = (limits.n_lookahead_max == 1).then(|| {
+                        SerialDrafter::new(Drafter {
+                            accuracy_percent: self.workload.draft_accuracy_percent,
+                            vocab_size: limits.vocab_size,
+                        })
+                    });
+                    self.ledger.accept(request, expected, drafter);
                     self.submitted.push(request.id);
                 }
                 Err(SubmitError::QueueFull { .. }) => assert!(is_full),
@@ -215,12 +239,22 @@ impl Run {
         }
     }
 
-    /// Checks the plan against the scheduler's own configuration, and who got a row first.
+    /// Checks the plan against the scheduler's own configuration, whose blocks each row reads, and
+    /// who got a row first.
     fn check_plan(&mut self) {
         let config = &self.workload.config;
         assert!(self.plan.rows().len() <= config.max_num_seqs as usize);
         assert!(self.plan.all_tokens().len() <= config.max_num_batched_tokens as usize);
         for row in self.plan.rows() {
+            self.ledger.note_row(row.request_id, row.n_computed);
+            let mut arrivals = self.workload.arrivals.iter().map(|arrival| &arrival.request);
+            let request = arrivals.find(|request| request.id == row.request_id);
+            let salt = &request.expect("a row of a request").cache_salt;
+            let n_whole = (row.n_computed / self.workload.limits.block_size) as usize;
+            let (read, written) = self.plan.blocks(row).split_at(n_whole);
+            let is_own = read.iter().all(|block| self.salts[block] == *salt);
+            assert!(is_own, "{}: blocks of another salt", row.request_id);
+            self.salts.extend(written.iter().map(|block| (*block, salt.clone())));
             if !self.first_rows.contains(&row.request_id) {
                 self.first_rows.push(row.request_id);
             }
@@ -234,6 +268,13 @@ impl Run {
         assert_eq!(stats.n_generated_tokens, self.ledger.n_tokens);
         assert_eq!(stats.n_prompt_tokens, self.ledger.n_prompt_tokens);
         assert_eq!(stats.spec_decode, self.ledger.spec_decode);
+        let blocks = stats.blocks;
+        assert_eq!(blocks.n_free + blocks.n_cached + blocks.n_used, blocks.n_total);
+        let is_caching = self.workload.config.enable_prefix_caching;
+        assert!(is_caching || blocks.n_cached == 0);
+        let n_queried = if is_caching { self.ledger.n_started_prompt_tokens } else { 0 };
+        assert_eq!(stats.n_prefix_queried_tokens, n_queried);
+        assert_eq!(stats.n_prefix_hit_tokens, self.ledger.n_cached_tokens);
         let n_finished = self.ledger.len() - self.ledger.n_unfinished();
         assert_eq!(stats.n_finished, n_finished as u64);
         let n_planned = stats.n_decode_steps + stats.n_prefill_steps + stats.n_mixed_steps;

@@ -8,6 +8,7 @@ fn a_few_hundred_seeds_equal_the_oracle() {
     assert_eq!(summary.n_seeds, 300);
     assert!(summary.n_preemptions > 100, "{summary}");
     assert!(summary.n_accepted_tokens > 1_000, "{summary}");
+    assert!(summary.n_cached_tokens > 2_000 && summary.n_evictions > 1_000, "{summary}");
 }
 
 #[test]

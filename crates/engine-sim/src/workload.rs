@@ -3,6 +3,8 @@
 use engine_types::{ExecutorLimits, Request, RequestId, SamplingParams, TokenId};
 use scheduler::SchedulerConfig;
 
+use crate::model::{Drafter, State};
+use crate::oracle::SerialDrafter;
 use crate::rng::Rng;
 
 /// A request and what happens to it from outside.
@@ -48,14 +50,21 @@ impl Workload {
             max_queued_requests: rng.between(0, 16),
             num_speculative_tokens: k,
             eos_token_ids,
+            enable_prefix_caching: rng.chance(75),
         };
+        let draft_accuracy_percent = rng.pick(&[0, 30, 60, 90, 100]);
+        let drafter =
+            Drafter { accuracy_percent: draft_accuracy_percent, vocab_size: limits.vocab_size };
+        let texts = (0..rng.between(1, 3)).map(|_| Text::new(&mut rng, &limits)).collect();
+        let texts = Texts { texts, drafter };
         let n_requests = rng.between(1, 24);
-        let arrivals = (0..n_requests).map(|n| arrival(&mut rng, n, &limits, k)).collect();
+        let arrivals = (0..n_requests).map(|n| arrival(&mut rng, n, (&limits, k), &texts));
+        let arrivals = arrivals.collect();
         Self {
             config,
             limits,
             arrivals,
-            draft_accuracy_percent: rng.pick(&[0, 30, 60, 90, 100]),
+            draft_accuracy_percent,
             failure_percent: rng.pick(&[0, 0, 0, 1, 5]),
         }
     }
@@ -65,12 +74,72 @@ fn token(rng: &mut Rng, limits: &ExecutorLimits) -> TokenId {
     rng.between(0, limits.vocab_size - 1)
 }
 
-fn arrival(rng: &mut Rng, n: u32, limits: &ExecutorLimits, k: u32) -> Arrival {
+/// The longest sequence that has room in the model and in the pool.
+fn longest(limits: &ExecutorLimits) -> u32 {
+    limits.max_model_len.min(limits.num_blocks * limits.block_size)
+}
+
+/// A text whose parts are several prompts: random tokens, then what the model makes of them. So a
+/// prompt may begin with what another request was answered.
+struct Text {
+    tokens: Vec<TokenId>,
+    n_random: usize,
+}
+
+impl Text {
+    fn new(rng: &mut Rng, limits: &ExecutorLimits) -> Self {
+        let longest = longest(limits);
+        let n_random = rng.between(1, longest.min(40)) as usize;
+        let mut tokens: Vec<_> = (0..n_random).map(|_| token(rng, limits)).collect();
+        let mut state = tokens.iter().fold(State::EMPTY, |state, token| state.extend(*token));
+        while tokens.len() < longest as usize {
+            tokens.push(state.next_token(limits.vocab_size));
+            state = state.extend(tokens[tokens.len() - 1]);
+        }
+        Self { tokens, n_random }
+    }
+
+    /// The text shortly after its random part, going on with what is drafted there, right or not:
+    /// tokens that a request for the random part sees rejected.
+    fn with_drafts(&self, rng: &mut Rng, drafter: Drafter) -> Vec<TokenId> {
+        let n_tokens = self.n_random + rng.between(1, 3) as usize;
+        let mut tokens = self.tokens[..n_tokens.min(self.tokens.len())].to_vec();
+        let mut serial = SerialDrafter::new(drafter);
+        tokens.iter().for_each(|token| serial.push(*token));
+        tokens.extend(serial.drafts(8));
+        tokens
+    }
+}
+
+/// What the prompts of a workload have in common.
+struct Texts {
+    texts: Vec<Text>,
+    drafter: Drafter,
+}
+
+/// A prompt, of `n_tokens` tokens unless it is one of a text's two special parts.
+fn prompt(rng: &mut Rng, n_tokens: u32, limits: &ExecutorLimits, texts: &Texts) -> Vec<TokenId> {
+    let text = &texts.texts[rng.between(0, texts.texts.len() as u32 - 1) as usize];
+    let mut tokens: Vec<_> = (0..n_tokens).map(|_| token(rng, limits)).collect();
+    match rng.between(0, 9) {
+        0 => text.tokens[..text.n_random].to_vec(),
+        1 => text.with_drafts(rng, texts.drafter),
+        2..=7 => {
+            let n_tail = if rng.chance(60) { rng.between(0, n_tokens.min(4)) } else { 0 };
+            let n_common = text.tokens.len().min((n_tokens - n_tail) as usize);
+            tokens[..n_common].copy_from_slice(&text.tokens[..n_common]);
+            tokens
+        }
+        _ => tokens,
+    }
+}
+
+fn arrival(rng: &mut Rng, n: u32, (limits, k): (&ExecutorLimits, u32), texts: &Texts) -> Arrival {
     // A few prompts are too long for the model or the pool.
-    let longest = limits.max_model_len.min(limits.num_blocks * limits.block_size);
+    let longest = longest(limits);
     let n_prompt = match rng.between(0, 9) {
         0 => rng.between(1, longest + 2),
-        1..=3 => rng.between(1, longest / 2),
+        1..=4 => rng.between(1, longest / 2),
         _ => rng.between(1, 12.min(longest - 1)),
     };
     let n_stop_ids = if rng.chance(20) { rng.between(1, 2) } else { 0 };
@@ -88,8 +157,9 @@ fn arrival(rng: &mut Rng, n: u32, limits: &ExecutorLimits, k: u32) -> Arrival {
     Arrival {
         request: Request {
             id: RequestId(u64::from(n)),
-            prompt: (0..n_prompt).map(|_| token(rng, limits)).collect(),
+            prompt: prompt(rng, n_prompt, limits, texts),
             params,
+            cache_salt: rng.chance(25).then(|| vec![1; rng.pick(&[1, 2])]),
         },
         step,
         abort: rng.chance(15).then(|| (step + u64::from(rng.between(0, 30)), rng.chance(50))),

@@ -46,6 +46,9 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Generated tokens that were committed and streamed.
     pub completion_tokens: u32,
+    /// Prompt tokens whose KV came from the prefix cache when the request started; those of the
+    /// request's own that came back after a preemption do not count.
+    pub cached_tokens: u32,
 }
 
 /// One event of a request. `Finished` is the last one and comes exactly once.

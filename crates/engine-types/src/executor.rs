@@ -21,6 +21,7 @@ pub struct ExecutorLimits {
     /// Largest `n_draft` and `n_propose` of a row; 0 where nothing drafts.
     pub max_num_speculative_tokens: u32,
     /// How many known tokens after a middle chunk the drafter can use (one for each draft layer).
+    /// The draft layers' KV at a position depends on as many tokens behind it.
     pub n_lookahead_max: u32,
     /// Number of token ids: every id in a plan is below it.
     pub vocab_size: u32,

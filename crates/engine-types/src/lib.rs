@@ -82,3 +82,6 @@ pub use step_tokens::StepTokens;
 
 /// The largest `num_speculative_tokens` that the engine accepts.
 pub const MAX_SPECULATIVE_TOKENS: usize = 8;
+
+/// The longest `cache_salt` of a request that the engine accepts.
+pub const MAX_CACHE_SALT_BYTES: usize = 256;

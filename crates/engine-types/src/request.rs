@@ -27,4 +27,8 @@ pub struct Request {
     pub prompt: Vec<TokenId>,
     /// How to continue it.
     pub params: SamplingParams,
+    /// Requests share cached prefixes only with requests of the same salt, or of none as well;
+    /// 1 to [`MAX_CACHE_SALT_BYTES`](crate::MAX_CACHE_SALT_BYTES) bytes. Whoever cannot name the
+    /// salt cannot learn from a request's timing what other requests said.
+    pub cache_salt: Option<Vec<u8>>,
 }

@@ -51,7 +51,9 @@
 //!     stop_sequences: vec![],
 //!     num_speculative_tokens: None,
 //! };
-//! let request = Request { id: handle.next_request_id(), prompt: vec![5, 6], params };
+//! let request = Request {
+//!     id: handle.next_request_id(), prompt: vec![5, 6], params, cache_salt: None,
+//! };
 //! handle.submit(request, Box::new(sink))?;
 //!
 //! let mut tokens = vec![];

@@ -203,7 +203,7 @@ impl<X: StepExecutor> Runner<X> {
 
 impl Client {
     fn new(prompt: &[u32], sink: Box<dyn EventSink>) -> Self {
-        let usage = Usage { prompt_tokens: count(prompt.len()), completion_tokens: 0 };
+        let usage = Usage { prompt_tokens: count(prompt.len()), ..Usage::default() };
         Self { sink, usage }
     }
 

@@ -78,7 +78,7 @@ fn request(handle: &EngineHandle, max_tokens: u32) -> Request {
         stop_sequences: vec![],
         num_speculative_tokens: None,
     };
-    Request { id: handle.next_request_id(), prompt: vec![1, 2], params }
+    Request { id: handle.next_request_id(), prompt: vec![1, 2], params, cache_salt: None }
 }
 
 fn submit(handle: &EngineHandle, max_tokens: u32) -> (RequestId, Events) {

@@ -58,7 +58,7 @@ impl Inference {
         let (sink, output) =
             Output::new(self.engine.clone(), id, self.max_buffered_steps, deadline);
         self.engine
-            .submit(EngineRequest { id, prompt, params }, Box::new(sink))
+            .submit(EngineRequest { id, prompt, params, cache_salt: None }, Box::new(sink))
             .map_err(|error| status::refused(&error))?;
         Ok(output)
     }

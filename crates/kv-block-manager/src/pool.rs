@@ -1,7 +1,12 @@
 //! The pool of blocks.
 
-use engine_types::BlockId;
+use std::collections::HashSet;
 
+use engine_types::{BlockId, TokenId};
+
+use crate::index::PrefixIndex;
+use crate::keys::PrefixKeys;
+use crate::lru::LruList;
 use crate::table::BlockTable;
 
 /// How many blocks of `block_size` tokens hold `n_tokens` tokens.
@@ -14,31 +19,65 @@ pub fn blocks_for(n_tokens: u32, block_size: u32) -> u32 {
     n_tokens.div_ceil(block_size)
 }
 
-/// Counts of a pool's blocks; `n_free + n_used == n_total`.
+/// Counts of a pool's blocks; `n_free + n_cached + n_used == n_total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Blocks that nobody holds.
+    /// Blocks that nobody holds and that hold nothing.
     pub n_free: u32,
+    /// Blocks that nobody holds and that the prefix cache keeps until their room is needed.
+    pub n_cached: u32,
     /// Blocks with at least one holder.
     pub n_used: u32,
     /// All blocks.
     pub n_total: u32,
+    /// Blocks that the prefix cache gave up for their room, since the pool was made.
+    pub n_evictions: u64,
 }
 
-/// A fixed number of KV blocks, each with a count of its holders.
+/// The cached blocks of a sequence's prefix, as [`BlockPool::match_prefix`] found them.
 ///
-/// Taking and releasing a block are O(1). The block released last is taken first; a fresh pool
-/// hands out the lowest id first.
+/// The buffer is reused. It holds true until the pool changes.
+#[derive(Debug, Default)]
+pub struct PrefixMatch {
+    blocks: Vec<BlockId>,
+    n_idle: u32,
+}
+
+impl PrefixMatch {
+    /// How many blocks the prefix cache has.
+    #[must_use]
+    pub fn n_blocks(&self) -> u32 {
+        to_u32(self.blocks.len())
+    }
+
+    /// How many of them nobody holds, so that holding them takes available blocks.
+    #[must_use]
+    pub fn n_idle(&self) -> u32 {
+        self.n_idle
+    }
+}
+
+/// A fixed number of KV blocks, each with a count of its holders, and the prefix cache over them.
+///
+/// Taking and releasing a block are O(1). Free blocks are taken before cached ones are evicted.
+/// The free block released last is taken first; a fresh pool hands out the lowest id first. The
+/// cached block released first is evicted first.
 #[derive(Debug)]
 pub struct BlockPool {
     block_size: u32,
     ref_counts: Vec<u32>,
-    /// A stack whose top is taken first.
+    /// Blocks without holder and key, a stack whose top is taken first.
     free: Vec<BlockId>,
+    /// Blocks without holder that have a key.
+    cached: LruList,
+    /// `None` without a prefix cache.
+    index: Option<PrefixIndex>,
+    n_evictions: u64,
+    scratch: Vec<u8>,
 }
 
 impl BlockPool {
-    /// A pool of `num_blocks` free blocks of `block_size` tokens.
+    /// A pool of `num_blocks` free blocks of `block_size` tokens, without a prefix cache.
     ///
     /// # Panics
     ///
@@ -50,7 +89,21 @@ impl BlockPool {
             block_size,
             ref_counts: vec![0; num_blocks as usize],
             free: (0..num_blocks).rev().map(BlockId).collect(),
+            cached: LruList::new(num_blocks),
+            index: None,
+            n_evictions: 0,
+            scratch: vec![],
         }
+    }
+
+    /// The same with a prefix cache.
+    ///
+    /// # Panics
+    ///
+    /// If `block_size` is 0.
+    #[must_use]
+    pub fn with_prefix_cache(num_blocks: u32, block_size: u32) -> Self {
+        Self { index: Some(PrefixIndex::new(num_blocks)), ..Self::new(num_blocks, block_size) }
     }
 
     /// How many blocks `n_tokens` tokens need.
@@ -59,144 +112,186 @@ impl BlockPool {
         blocks_for(n_tokens, self.block_size)
     }
 
+    /// Finds the longest cached prefix of a sequence, in whole blocks.
+    ///
+    /// At least one token stays behind it, so that there is one to query, and so do the tokens on
+    /// which its last block's KV depends. Without a prefix cache nothing is found.
+    pub fn match_prefix(
+        &mut self,
+        keys: &mut PrefixKeys,
+        tokens: &[TokenId],
+        found: &mut PrefixMatch,
+    ) {
+        found.blocks.clear();
+        found.n_idle = 0;
+        let Some(index) = &self.index else { return };
+        let n_behind = keys.n_lookahead().max(1);
+        let n_blocks = to_u32(tokens.len()).saturating_sub(n_behind) / self.block_size;
+        for key in keys.of(tokens, self.block_size, n_blocks, &mut self.scratch) {
+            let Some(block) = index.get(key) else { return };
+            found.n_idle += u32::from(self.ref_counts[block.0 as usize] == 0);
+            found.blocks.push(block);
+        }
+    }
+
+    /// Gives an empty table the blocks of `found` and fresh ones behind, until it holds `n_tokens`
+    /// tokens; or nothing, if that takes more blocks than are available. Says whether it did.
+    ///
+    /// # Panics
+    ///
+    /// If the table is not empty, or `found` holds more than `n_tokens` tokens.
+    #[must_use]
+    pub fn admit(&mut self, table: &mut BlockTable, found: &PrefixMatch, n_tokens: u32) -> bool {
+        assert!(table.blocks.is_empty(), "only an empty table gets a prefix");
+        let n_blocks = self.blocks_for(n_tokens);
+        assert!(found.n_blocks() <= n_blocks, "a prefix is a part");
+        if n_blocks - found.n_blocks() + found.n_idle > self.n_available() {
+            return false;
+        }
+        for &block in &found.blocks {
+            let count = &mut self.ref_counts[block.0 as usize];
+            if *count == 0 {
+                self.cached.remove(block);
+            }
+            *count += 1;
+            table.blocks.push(block);
+        }
+        table.n_published = found.n_blocks();
+        self.ensure_capacity(table, n_tokens)
+    }
+
     /// Grows `table` until it holds `n_tokens` tokens, by all the blocks that are missing or by
     /// none; says whether it holds them now. A table never shrinks.
     #[must_use]
     pub fn ensure_capacity(&mut self, table: &mut BlockTable, n_tokens: u32) -> bool {
         let n_missing = self.blocks_for(n_tokens).saturating_sub(table.n_blocks());
-        let Some(n_left) = self.free.len().checked_sub(n_missing as usize) else {
+        if n_missing > self.n_available() {
             return false;
-        };
-        for block in self.free.drain(n_left..).rev() {
+        }
+        for _ in 0..n_missing {
+            let block = self.take();
             let count = &mut self.ref_counts[block.0 as usize];
-            assert_eq!(*count, 0, "{block} is free and held [INV-7]");
+            assert_eq!(*count, 0, "{block} is available and held [INV-7]");
             *count = 1;
             table.blocks.push(block);
         }
         true
     }
 
-    /// Gives up every block of `table`, the last one first, and empties it.
+    /// Takes a free block, or else the cached one that was released first.
+    fn take(&mut self) -> BlockId {
+        self.free.pop().unwrap_or_else(|| {
+            let block = self.cached.pop_front().expect("a block is available");
+            self.index.as_mut().expect("cached blocks are indexed").remove(block);
+            self.n_evictions += 1;
+            block
+        })
+    }
+
+    /// Lets other sequences find the full blocks within the first `n_settled` tokens of a
+    /// sequence: tokens that are committed, as are the `n_lookahead` tokens behind them, and whose
+    /// KV is written for good. A block whose content is cached already stays the table's own.
+    ///
+    /// # Panics
+    ///
+    /// If `tokens` or the table is too short for `n_settled`.
+    pub fn publish(
+        &mut self,
+        table: &mut BlockTable,
+        keys: &mut PrefixKeys,
+        tokens: &[TokenId],
+        n_settled: u32,
+    ) {
+        let n_blocks = n_settled / self.block_size;
+        let Some(index) = &mut self.index else { return };
+        if n_blocks <= table.n_published {
+            return;
+        }
+        let keys = keys.of(tokens, self.block_size, n_blocks, &mut self.scratch);
+        let new = table.n_published as usize..n_blocks as usize;
+        for (key, block) in keys[new.clone()].iter().zip(&table.blocks[new]) {
+            index.insert(key, *block);
+        }
+        table.n_published = n_blocks;
+    }
+
+    /// Gives up every block of `table`, the last one first, and empties it. So a sequence's tail is
+    /// evicted before the prefix, without which nobody could find it.
     ///
     /// # Panics
     ///
     /// If a block has no holder left: it was released twice.
     pub fn release_table(&mut self, table: &mut BlockTable) {
+        table.n_published = 0;
         for block in table.blocks.drain(..).rev() {
             let count = &mut self.ref_counts[block.0 as usize];
             assert!(*count > 0, "{block} is released more often than held [INV-7]");
             *count -= 1;
-            if *count == 0 {
+            if *count > 0 {
+                continue;
+            }
+            if self.index.as_ref().is_some_and(|index| index.has(block)) {
+                self.cached.push_back(block);
+            } else {
                 self.free.push(block);
             }
         }
     }
 
-    /// Blocks that nobody holds.
+    /// Blocks that nobody holds, cached ones included.
     #[must_use]
-    pub fn n_free(&self) -> u32 {
-        u32::try_from(self.free.len()).expect("block ids are u32")
+    pub fn n_available(&self) -> u32 {
+        to_u32(self.free.len()) + self.cached.len()
     }
 
     /// Counts of the blocks.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        let n_total = u32::try_from(self.ref_counts.len()).expect("block ids are u32");
-        let n_free = self.n_free();
-        PoolStats { n_free, n_used: n_total - n_free, n_total }
+        let n_total = to_u32(self.ref_counts.len());
+        PoolStats {
+            n_free: to_u32(self.free.len()),
+            n_cached: self.cached.len(),
+            n_used: n_total - self.n_available(),
+            n_total,
+            n_evictions: self.n_evictions,
+        }
     }
 
     /// Checks the pool against all tables that hold blocks of it. O(blocks); for tests.
     ///
     /// # Panics
     ///
-    /// If a count differs from the number of tables that hold the block, or a free block is held,
-    /// listed twice or missing.
+    /// If a count differs from the number of tables that hold the block; if a block without holder
+    /// is not listed exactly once, as cached if it has a key and as free if not; or if keys and
+    /// blocks do not name each other.
     pub fn check_invariants<'a>(&self, tables: impl IntoIterator<Item = &'a BlockTable>) {
         let mut n_holders = vec![0; self.ref_counts.len()];
-        for block in tables.into_iter().flat_map(BlockTable::blocks) {
-            n_holders[block.0 as usize] += 1;
+        for table in tables {
+            let blocks: HashSet<_> = table.blocks().iter().collect();
+            assert_eq!(blocks.len(), table.blocks.len(), "a table holds a block once");
+            blocks.iter().for_each(|block| n_holders[block.0 as usize] += 1);
         }
         assert_eq!(self.ref_counts, n_holders, "counts equal holders [INV-7]");
-        let mut is_free = vec![false; self.ref_counts.len()];
-        for block in &self.free {
-            let seen = std::mem::replace(&mut is_free[block.0 as usize], true);
-            assert!(!seen, "{block} is free twice [INV-7]");
+        let has_key = |block| self.index.as_ref().is_some_and(|index| index.has(block));
+        let mut is_listed = vec![false; self.ref_counts.len()];
+        let free = self.free.iter().map(|block| (*block, false));
+        for (block, is_cached) in free.chain(self.cached.iter().map(|block| (block, true))) {
+            let seen = std::mem::replace(&mut is_listed[block.0 as usize], true);
+            assert!(!seen, "{block} is available twice [INV-7]");
+            assert_eq!(has_key(block), is_cached, "{block} is cached exactly if it has a key");
         }
-        for (n, free) in self.ref_counts.iter().zip(is_free) {
-            assert_eq!(*n == 0, free, "exactly the blocks without a holder are free [INV-7]");
+        for (n, is_listed) in self.ref_counts.iter().zip(is_listed) {
+            assert_eq!(*n == 0, is_listed, "exactly the blocks without a holder are available");
+        }
+        if let Some(index) = &self.index {
+            index.check_invariants();
         }
     }
+}
+
+fn to_u32(n: usize) -> u32 {
+    u32::try_from(n).expect("blocks and tokens are counted in u32")
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ids(table: &BlockTable) -> Vec<u32> {
-        table.blocks().iter().map(|block| block.0).collect()
-    }
-
-    #[test]
-    fn blocks_for_rounds_up() {
-        let table = [(0, 4, 0), (1, 4, 1), (4, 4, 1), (5, 4, 2), (3, 1, 3), (64, 64, 1)];
-        for (n_tokens, block_size, expected) in table {
-            assert_eq!(blocks_for(n_tokens, block_size), expected, "{n_tokens} by {block_size}");
-        }
-    }
-
-    #[test]
-    fn growth_is_all_or_nothing() {
-        let mut pool = BlockPool::new(6, 4);
-        let (mut a, mut b) = (BlockTable::default(), BlockTable::default());
-        assert!(pool.ensure_capacity(&mut a, 14));
-        assert!(!pool.ensure_capacity(&mut b, 9));
-        assert!(b.blocks().is_empty());
-        assert!(pool.ensure_capacity(&mut a, 19));
-        assert_eq!(ids(&a), [0, 1, 2, 3, 4]);
-        assert!(pool.ensure_capacity(&mut b, 4));
-        assert!(!pool.ensure_capacity(&mut b, 5));
-        pool.check_invariants([&a, &b]);
-        assert_eq!(pool.stats(), PoolStats { n_free: 0, n_used: 6, n_total: 6 });
-    }
-
-    #[test]
-    fn capacity_at_hand_takes_nothing() {
-        let mut pool = BlockPool::new(2, 4);
-        let mut table = BlockTable::default();
-        assert!(pool.ensure_capacity(&mut table, 8));
-        assert!(pool.ensure_capacity(&mut table, 3));
-        assert_eq!(ids(&table), [0, 1]);
-    }
-
-    #[test]
-    fn released_blocks_come_back_front_first() {
-        let mut pool = BlockPool::new(4, 4);
-        let (mut a, mut b) = (BlockTable::default(), BlockTable::default());
-        assert!(pool.ensure_capacity(&mut a, 12));
-        pool.release_table(&mut a);
-        assert!(pool.ensure_capacity(&mut b, 16));
-        assert_eq!(ids(&b), [0, 1, 2, 3]);
-        pool.check_invariants([&a, &b]);
-    }
-
-    #[test]
-    #[should_panic(expected = "released more often than held")]
-    fn a_second_release_panics() {
-        let mut pool = BlockPool::new(1, 4);
-        let mut table = BlockTable::default();
-        assert!(pool.ensure_capacity(&mut table, 1));
-        let mut copy = BlockTable { blocks: table.blocks.clone() };
-        pool.release_table(&mut table);
-        pool.release_table(&mut copy);
-    }
-
-    #[test]
-    #[should_panic(expected = "counts equal holders")]
-    fn a_leaked_table_is_noticed() {
-        let mut pool = BlockPool::new(2, 4);
-        let mut table = BlockTable::default();
-        assert!(pool.ensure_capacity(&mut table, 5));
-        pool.check_invariants([]);
-    }
-}
+mod tests;

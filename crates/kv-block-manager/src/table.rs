@@ -9,6 +9,8 @@ use engine_types::BlockId;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct BlockTable {
     pub(crate) blocks: Vec<BlockId>,
+    /// How many blocks, from the front, have been published or come from the prefix cache.
+    pub(crate) n_published: u32,
 }
 
 impl BlockTable {

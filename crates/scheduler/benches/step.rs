@@ -1,7 +1,8 @@
 //! What a step costs the control plane: `plan` and `apply` with full batches of verify rows.
 //!
 //! The question is how much of a step's time the host spends between two launches, at a context
-//! of about 1,000 tokens, 3 drafts a request of which 2 are accepted, and blocks of 16 tokens.
+//! of about 1,000 tokens, 3 drafts a request of which 2 are accepted, and blocks of 16 tokens; and
+//! how much of it the prefix cache takes, which hashes each block as it fills.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ struct Bench {
 
 impl Bench {
     /// All requests prefilled, with drafts to verify.
-    fn new(n_requests: u32) -> Self {
+    fn new(n_requests: u32, enable_prefix_caching: bool) -> Self {
         let limits = ExecutorLimits {
             block_size: 16,
             num_blocks: n_requests * 100,
@@ -30,12 +31,13 @@ impl Bench {
             max_num_batched_tokens: n_requests * 1024,
             max_num_speculative_tokens: K,
             n_lookahead_max: 1,
-            vocab_size: 1000,
+            vocab_size: 10_000,
         };
         let config = SchedulerConfig {
             max_num_seqs: n_requests,
             max_num_batched_tokens: n_requests * 1024,
             num_speculative_tokens: K,
+            enable_prefix_caching,
             ..SchedulerConfig::default()
         };
         let scheduler = Scheduler::new(config, limits).expect("a valid configuration");
@@ -49,8 +51,13 @@ impl Bench {
                 stop_sequences: vec![],
                 num_speculative_tokens: None,
             };
-            let request =
-                Request { id: RequestId(u64::from(id)), prompt: vec![1; N_PROMPT], params };
+            // Different from the first token on, so that nothing is shared.
+            let request = Request {
+                id: RequestId(u64::from(id)),
+                prompt: vec![id; N_PROMPT],
+                params,
+                cache_salt: None,
+            };
             bench.scheduler.submit(request).expect("room in the queue");
         }
         bench.step();
@@ -77,16 +84,17 @@ impl Bench {
 }
 
 fn step(criterion: &mut Criterion) {
-    for n_requests in [256, 1024] {
+    for (n_requests, is_caching) in [(256, false), (256, true), (1024, false), (1024, true)] {
+        let cache = if is_caching { "prefix cache" } else { "no prefix cache" };
         for (part_idx, part) in ["plan", "apply"].into_iter().enumerate() {
-            let name = format!("{part}/{n_requests} requests");
+            let name = format!("{part}/{n_requests} requests, {cache}");
             criterion.bench_function(&name, |bencher| {
                 bencher.iter_custom(|n_iterations| {
                     let mut total = Duration::ZERO;
-                    let mut bench = Bench::new(n_requests);
+                    let mut bench = Bench::new(n_requests, is_caching);
                     for iteration in 0..n_iterations {
                         if iteration > 0 && iteration % u64::from(N_STEPS) == 0 {
-                            bench = Bench::new(n_requests);
+                            bench = Bench::new(n_requests, is_caching);
                         }
                         total += bench.step()[part_idx];
                     }

@@ -58,6 +58,8 @@ impl Scheduler {
         assert_eq!(entry.n_computed, row.n_computed, "{}: the row is the request's", entry.id);
         entry.n_computed += row.n_query - row.n_draft;
         if !row.samples {
+            entry.settle(row.n_computed, 0);
+            entry.publish(&mut self.pool);
             return None;
         }
         let run = outcome.tokens(answer);
@@ -73,6 +75,8 @@ impl Scheduler {
         entry.tokens.extend_from_slice(kept);
         entry.n_computed += n_accepted;
         assert_eq!(entry.n_pending(), 1, "{}: one token without KV [INV-5]", entry.id);
+        entry.settle(row.n_computed, n_accepted);
+        entry.publish(&mut self.pool);
         entry.set_drafts(outcome.drafts(answer));
         entry.spec_decode.record_step(row.n_draft as usize, n_accepted as usize);
         self.totals.spec_decode.record_step(row.n_draft as usize, n_accepted as usize);

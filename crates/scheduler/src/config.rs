@@ -20,6 +20,8 @@ pub struct SchedulerConfig {
     pub num_speculative_tokens: u32,
     /// The ids that end a request unless it ignores them.
     pub eos_token_ids: Vec<TokenId>,
+    /// Whether requests with the same prefix share its KV. Outputs are the same either way.
+    pub enable_prefix_caching: bool,
 }
 
 impl Default for SchedulerConfig {
@@ -30,6 +32,7 @@ impl Default for SchedulerConfig {
             max_queued_requests: 1024,
             num_speculative_tokens: 0,
             eos_token_ids: vec![],
+            enable_prefix_caching: true,
         }
     }
 }

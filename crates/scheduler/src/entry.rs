@@ -4,7 +4,7 @@ use engine_types::{
     FinishReason, MAX_SPECULATIVE_TOKENS, Request, RequestEvent, RequestId, SamplingParams,
     SpecDecodeStats, TokenId, Usage,
 };
-use kv_block_manager::BlockTable;
+use kv_block_manager::{BlockPool, BlockTable, PrefixKeys, PrefixSpace};
 
 /// What the scheduler keeps of a request. Its tokens are committed ones only, never drafts.
 #[derive(Debug)]
@@ -18,7 +18,13 @@ pub(crate) struct Entry {
     pub(crate) n_prompt: u32,
     /// Tokens, from the front, whose KV is valid.
     pub(crate) n_computed: u32,
+    /// Committed tokens, from the front, that the KV was made of, up to where it was made of
+    /// anything else.
+    n_sources: u32,
+    /// Prompt tokens that the prefix cache had when the request started.
+    pub(crate) n_cached: u32,
     pub(crate) table: BlockTable,
+    pub(crate) keys: PrefixKeys,
     pub(crate) is_running: bool,
     /// Whether it lost its blocks and has not got them back.
     pub(crate) is_preempted: bool,
@@ -30,14 +36,25 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub(crate) fn new(request: Request, num_speculative_tokens: u32) -> Self {
+    /// A waiting request of an engine that makes `num_speculative_tokens` drafts a step with
+    /// `n_lookahead_max` draft layers.
+    pub(crate) fn new(request: Request, num_speculative_tokens: u32, n_lookahead_max: u32) -> Self {
+        let k = request.params.num_speculative_tokens.unwrap_or(num_speculative_tokens);
+        let space = PrefixSpace {
+            salt: request.cache_salt.as_deref(),
+            drafted: k > 0,
+            n_lookahead: if k > 0 { n_lookahead_max } else { 0 },
+        };
         Self {
             id: request.id,
-            k: request.params.num_speculative_tokens.unwrap_or(num_speculative_tokens),
+            k,
+            keys: PrefixKeys::new(space),
             params: request.params,
             n_prompt: to_u32(request.prompt.len()),
             tokens: request.prompt,
             n_computed: 0,
+            n_sources: 0,
+            n_cached: 0,
             table: BlockTable::default(),
             is_running: false,
             is_preempted: false,
@@ -82,6 +99,40 @@ impl Entry {
         self.k.min(max_model_len + 1 - n_written)
     }
 
+    /// Starts with the KV of the first `n_hit` tokens, which others have computed.
+    pub(crate) fn start_at(&mut self, n_hit: u32) {
+        self.n_computed = n_hit;
+        self.n_sources = n_hit + self.keys.n_lookahead();
+        self.is_running = true;
+        self.is_preempted = false;
+    }
+
+    /// Enters what KV was made of in a row from position `start` on that accepted `n_accepted`
+    /// drafts and left KV up to `n_computed`.
+    ///
+    /// With `n` draft layers their KV at position `p` is made of the tokens up to `p + n`. A step
+    /// that does not know them yet takes its own drafts instead, and nobody writes that KV again.
+    /// Where the next row rejects those drafts it still serves the request itself, whose drafts
+    /// are a little worse, but never another one. With one layer that does not happen.
+    pub(crate) fn settle(&mut self, start: u32, n_accepted: u32) {
+        let n_lookahead = self.keys.n_lookahead();
+        let n_confirmed = n_accepted.min(n_lookahead.saturating_sub(1));
+        if self.n_sources + n_confirmed >= start + n_lookahead {
+            self.n_sources = self.n_tokens().min(self.n_computed + n_lookahead);
+        }
+    }
+
+    /// Tokens, from the front, whose KV is final and made of committed tokens alone.
+    pub(crate) fn n_settled(&self) -> u32 {
+        self.n_sources.saturating_sub(self.keys.n_lookahead())
+    }
+
+    /// Lets others find the full blocks whose KV is final and made of committed tokens alone.
+    pub(crate) fn publish(&mut self, pool: &mut BlockPool) {
+        let n_settled = self.n_settled();
+        pool.publish(&mut self.table, &mut self.keys, &self.tokens, n_settled);
+    }
+
     /// The last event of this request.
     pub(crate) fn finished(&self, reason: FinishReason) -> RequestEvent {
         RequestEvent::Finished {
@@ -90,6 +141,7 @@ impl Entry {
             usage: Usage {
                 prompt_tokens: self.n_prompt,
                 completion_tokens: self.n_tokens() - self.n_prompt,
+                cached_tokens: self.n_cached,
             },
             spec_decode: self.spec_decode,
         }

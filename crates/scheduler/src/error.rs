@@ -101,6 +101,15 @@ pub enum SubmitError {
         /// Its index.
         index: usize,
     },
+    /// `cache_salt` is empty.
+    EmptyCacheSalt,
+    /// `cache_salt` is too long.
+    CacheSaltTooLong {
+        /// Its length in bytes.
+        n_bytes: usize,
+        /// The largest possible one.
+        max: usize,
+    },
     /// The request wants more drafts than the engine makes.
     TooManySpeculativeTokens {
         /// What it wants.
@@ -134,6 +143,10 @@ impl fmt::Display for SubmitError {
             Self::ZeroMaxTokens => write!(f, "max_tokens: it is 0; ask for at least one token"),
             Self::EmptyStopSequence { index } => {
                 write!(f, "stop_sequences: number {index} is empty; leave it out")
+            }
+            Self::EmptyCacheSalt => write!(f, "cache_salt: it is empty; leave it out"),
+            Self::CacheSaltTooLong { n_bytes, max } => {
+                write!(f, "cache_salt: {n_bytes} bytes are too long; use at most {max}")
             }
             Self::TooManySpeculativeTokens { value, max } => write!(
                 f,

@@ -9,9 +9,11 @@
 //! * Outcome rows are joined to requests by id \[INV-3].
 //! * After a sampling row exactly one token of the request has no KV \[INV-5], and every row
 //!   queries a known token \[INV-6].
-//! * `plan` allocates nothing once its buffers have grown \[INV-8]; `apply` allocates only the
-//!   tokens of the events that it hands out.
+//! * `plan` and `apply` allocate nothing once their buffers have grown \[INV-8]. A request's own,
+//!   for tokens, table and prefix keys, grow with it.
 //! * At most `max_num_seqs + max_queued_requests` requests are unfinished \[INV-9].
+//! * A request that starts or comes back computes what the prefix cache lacks; what it publishes
+//!   there is final \[INV-12].
 //! * What is streamed, counted and kept is what [`commit`] returns \[INV-10].
 //!
 //! # Example
@@ -35,7 +37,7 @@
 //!     stop_sequences: vec![],
 //!     num_speculative_tokens: None,
 //! };
-//! scheduler.submit(Request { id: RequestId(1), prompt: vec![5, 6], params })?;
+//! scheduler.submit(Request { id: RequestId(1), prompt: vec![5, 6], params, cache_salt: None })?;
 //!
 //! let (mut plan, mut outcome, mut events) = (StepPlan::default(), StepOutcome::default(), vec![]);
 //! for token in [7, 8] {

@@ -116,8 +116,14 @@ impl Scheduler {
     fn plan_admissions(&mut self, plan: &mut StepPlan, budget: &mut u32) {
         while let Some(&slot) = self.waiting.front() {
             let is_full = self.running.len() >= self.config.max_num_seqs as usize;
-            let n_pending = self.entries[slot].n_pending();
-            if is_full || self.chunk_len(plan, n_pending, *budget) == 0 || !self.admit(slot) {
+            if is_full || *budget == 0 {
+                return;
+            }
+            let entry = &mut self.entries[slot];
+            self.pool.match_prefix(&mut entry.keys, &entry.tokens, &mut self.prefix);
+            let n_hit = self.prefix.n_blocks() * self.limits.block_size;
+            let n_pending = entry.n_tokens() - n_hit;
+            if self.chunk_len(plan, n_pending, *budget) == 0 || !self.admit(slot, n_hit) {
                 return;
             }
             self.waiting.pop_front();
@@ -128,22 +134,29 @@ impl Scheduler {
     }
 
     /// Gives a waiting request the blocks of all its tokens, so that a prompt never stops half way
-    /// for want of blocks.
-    fn admit(&mut self, slot: Slot) -> bool {
+    /// for want of blocks: those of the first `n_hit` tokens from the prefix cache, which has just
+    /// been asked for them.
+    fn admit(&mut self, slot: Slot, n_hit: u32) -> bool {
         let n_tokens = self.entries[slot].n_tokens();
-        if self.entries[slot].is_preempted {
+        let is_preempted = self.entries[slot].is_preempted;
+        if is_preempted {
             // Without this room it would soon be preempted again.
-            let n_blocks = self.pool.blocks_for(n_tokens);
-            if n_blocks + self.n_growth_blocks() > self.pool.n_free() {
+            let n_new = self.pool.blocks_for(n_tokens) - self.prefix.n_blocks();
+            let n_blocks = n_new + self.prefix.n_idle();
+            if n_blocks + self.n_growth_blocks() > self.pool.n_available() {
                 return false;
             }
         }
         let entry = &mut self.entries[slot];
-        if !self.pool.ensure_capacity(&mut entry.table, n_tokens) {
+        if !self.pool.admit(&mut entry.table, &self.prefix, n_tokens) {
             return false;
         }
-        entry.is_running = true;
-        entry.is_preempted = false;
+        entry.start_at(n_hit);
+        if !is_preempted && self.config.enable_prefix_caching {
+            entry.n_cached = n_hit;
+            self.totals.n_prefix_queried_tokens += u64::from(n_tokens);
+            self.totals.n_prefix_hit_tokens += u64::from(n_hit);
+        }
         true
     }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use engine_types::{
     ExecutorLimits, FinishReason, Request, RequestEvent, RequestId, StepId, StepPlan,
 };
-use kv_block_manager::BlockPool;
+use kv_block_manager::{BlockPool, PrefixMatch};
 
 use crate::config::SchedulerConfig;
 use crate::entries::{Entries, Slot};
@@ -24,6 +24,8 @@ pub struct Scheduler {
     pub(crate) config: SchedulerConfig,
     pub(crate) limits: ExecutorLimits,
     pub(crate) pool: BlockPool,
+    /// What the prefix cache has of the request at the head of the queue; a reused buffer.
+    pub(crate) prefix: PrefixMatch,
     pub(crate) entries: Entries,
     /// In order of submission, preempted requests in front.
     pub(crate) waiting: VecDeque<Slot>,
@@ -44,8 +46,14 @@ impl Scheduler {
     /// If the configuration contradicts itself or the executor; the error names the field.
     pub fn new(config: SchedulerConfig, limits: ExecutorLimits) -> Result<Self, ConfigError> {
         let config = config.validated(&limits)?;
+        let new_pool = if config.enable_prefix_caching {
+            BlockPool::with_prefix_cache
+        } else {
+            BlockPool::new
+        };
         Ok(Self {
-            pool: BlockPool::new(limits.num_blocks, limits.block_size),
+            pool: new_pool(limits.num_blocks, limits.block_size),
+            prefix: PrefixMatch::default(),
             config,
             limits,
             entries: Entries::default(),
@@ -83,7 +91,8 @@ impl Scheduler {
             return Err(SubmitError::QueueFull { limit });
         }
         self.totals.n_prompt_tokens += request.prompt.len() as u64;
-        let entry = Entry::new(request, self.config.num_speculative_tokens);
+        let (k, n_lookahead) = (self.config.num_speculative_tokens, self.limits.n_lookahead_max);
+        let entry = Entry::new(request, k, n_lookahead);
         let slot = self.entries.insert(entry);
         self.waiting.push_back(slot);
         Ok(())
@@ -144,6 +153,7 @@ impl Scheduler {
             assert!(entry.is_running && entry.n_pending() >= 1, "{} [INV-5]", entry.id);
             let n_blocks = self.pool.blocks_for(entry.n_computed);
             assert!(entry.table.n_blocks() >= n_blocks, "{} has KV outside blocks", entry.id);
+            assert!(entry.n_settled() <= entry.n_computed, "{} shares what it lacks", entry.id);
         }
         let mut queue = self.waiting.iter().map(|slot| self.entries[*slot].is_preempted);
         let is_in_order = queue.by_ref().all(|preempted| preempted) || !queue.any(|p| p);

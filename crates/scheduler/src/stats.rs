@@ -18,6 +18,11 @@ pub struct SchedulerStats {
     pub blocks: PoolStats,
     /// Prompt tokens of accepted requests.
     pub n_prompt_tokens: u64,
+    /// Prompt tokens of requests that started, each once, while prefix caching is on; the prefix
+    /// cache was asked for them.
+    pub n_prefix_queried_tokens: u64,
+    /// How many of those it had.
+    pub n_prefix_hit_tokens: u64,
     /// Tokens committed.
     pub n_generated_tokens: u64,
     /// What drafting did, over all requests.

@@ -1,6 +1,6 @@
 //! Which requests can be served at all.
 
-use engine_types::{ExecutorLimits, Request, TokenId};
+use engine_types::{ExecutorLimits, MAX_CACHE_SALT_BYTES, Request, TokenId};
 
 use crate::error::SubmitError;
 
@@ -44,9 +44,19 @@ impl RequestRules {
         for stop in &params.stop_sequences {
             self.check_ids("stop_sequences", stop)?;
         }
+        Self::check_salt(request.cache_salt.as_deref())?;
         let max = self.num_speculative_tokens;
         match params.num_speculative_tokens {
             Some(value) if value > max => Err(SubmitError::TooManySpeculativeTokens { value, max }),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_salt(salt: Option<&[u8]>) -> Result<(), SubmitError> {
+        let max = MAX_CACHE_SALT_BYTES;
+        match salt.map(<[u8]>::len) {
+            Some(0) => Err(SubmitError::EmptyCacheSalt),
+            Some(n_bytes) if n_bytes > max => Err(SubmitError::CacheSaltTooLong { n_bytes, max }),
             _ => Ok(()),
         }
     }

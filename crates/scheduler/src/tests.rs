@@ -3,5 +3,6 @@
 mod commit;
 mod faults;
 mod planning;
+mod prefix;
 mod submit;
 mod support;

@@ -104,7 +104,8 @@ fn submit(
     };
     // A step emits at least one token, so that no request has more events than tokens.
     let (sink, events) = engine::channel(max_tokens.min(until_full) as usize);
-    let request = Request { id: handle.next_request_id(), prompt: prompt.clone(), params };
+    let id = handle.next_request_id();
+    let request = Request { id, prompt: prompt.clone(), params, cache_salt: None };
     handle.submit(request, Box::new(sink))?;
     Ok((prompt, events))
 }

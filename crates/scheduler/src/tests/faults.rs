@@ -2,7 +2,7 @@
 
 use engine_types::{FinishReason, RequestId, StepOutcome};
 
-use super::support::{Rig, config, limits, request};
+use super::support::{Rig, caching, config, limits, request};
 use crate::{ConfigError, Scheduler, SchedulerConfig, SubmitError};
 
 /// A request with prompt `[5, 6, 7]` and drafts in hand, answered by one verified run.
@@ -93,23 +93,48 @@ fn l10_the_number_of_drafts_is_one_number() {
 }
 
 #[test]
-fn l12_sequential_requests_leave_nothing() {
-    let mut rig = Rig::new(config(3), limits(4, 8));
-    for id in 0..20 {
-        rig.submit(id, 8, 4);
+fn l11_equal_blocks_behind_other_parents_are_not_shared() {
+    let mut rig = Rig::new(caching(0), limits(4, 16));
+    let prompts = [
+        (&[1, 3, 3, 4, 9][..], 0),
+        (&[5, 6, 7, 8, 9], 0),
+        (&[1, 3, 3, 4, 5, 6, 7, 8, 0], 4),
+        (&[9, 9, 9, 9, 5, 6, 7, 8, 0], 0),
+        (&[9, 9, 9, 9, 5, 6, 7, 8, 0], 8),
+        // The last token is queried even where its block is known.
+        (&[9, 9, 9, 9, 5, 6, 7, 8], 4),
+        (&[9, 9, 9, 9], 0),
+    ];
+    for (id, (prompt, n_cached)) in (0..).zip(prompts) {
+        rig.submit_prompt(id, prompt, 2);
         rig.drain();
-        let blocks = rig.stats().blocks;
-        assert_eq!((blocks.n_used, blocks.n_free), (0, 8));
+        assert_eq!(rig.cached_tokens(id), Some(n_cached), "{prompt:?}");
+    }
+}
+
+#[test]
+fn l12_sequential_requests_leave_nothing() {
+    for config in [config(3), caching(3)] {
+        let mut rig = Rig::new(config, limits(4, 8));
+        for id in 0..20 {
+            rig.submit(id, 8, 4);
+            rig.drain();
+            let blocks = rig.stats().blocks;
+            assert_eq!((blocks.n_used, blocks.n_free + blocks.n_cached), (0, 8));
+        }
     }
 }
 
 #[test]
 fn l12_aborts_in_every_state_leave_nothing() {
     // Queued, between two chunks, decoding, with a step in flight.
-    for (n_steps, in_flight) in [(0, false), (1, false), (3, false), (1, true), (3, true)] {
+    let states = [(0, false), (1, false), (3, false), (1, true), (3, true)];
+    for ((n_steps, in_flight), config) in
+        states.into_iter().flat_map(|state| [(state, config(3)), (state, caching(3))])
+    {
         let mut limits = limits(4, 8);
         limits.max_num_batched_tokens = 6;
-        let mut rig = Rig::new(config(3), limits);
+        let mut rig = Rig::new(config, limits);
         rig.submit(1, 8, 16);
         for _ in 0..n_steps {
             rig.step();
@@ -124,9 +149,29 @@ fn l12_aborts_in_every_state_leave_nothing() {
             rig.apply();
         }
         assert_eq!(rig.reason(1), Some(FinishReason::Aborted));
-        assert_eq!(rig.stats().blocks.n_used, 0);
+        let blocks = rig.stats().blocks;
+        assert_eq!((blocks.n_used, blocks.n_free + blocks.n_cached), (0, 8));
         assert!(!rig.plan());
     }
+}
+
+#[test]
+fn l12_drafts_take_the_room_of_cached_blocks() {
+    let mut rig = Rig::new(caching(3), limits(4, 4));
+    rig.submit_prompt(1, &[7; 13], 1);
+    rig.drain();
+    assert_eq!((rig.stats().blocks.n_cached, rig.stats().blocks.n_free), (3, 1));
+    rig.submit(2, 3, 8);
+    rig.plan();
+    // The drafts' KV behind the prompt crosses into a second block.
+    assert_eq!(rig.stats().blocks.n_evictions, 1);
+    rig.apply();
+    rig.plan();
+    assert_eq!(rig.rows(), [(2, 3, 4, 3)]);
+    rig.apply();
+    rig.drain();
+    assert_eq!(rig.tokens(2), (103..111).collect::<Vec<_>>());
+    assert_eq!(rig.stats().blocks.n_used, 0);
 }
 
 #[test]
@@ -182,4 +227,22 @@ fn l23_a_lone_request_that_outgrows_the_pool_ends() {
         assert_eq!(rig.stats().n_preemptions, 0);
         assert_eq!(rig.stats().blocks.n_used, 0);
     }
+}
+
+#[test]
+fn l13_a_block_is_computed_again_where_the_next_token_differs() {
+    let mut rig = Rig::new(caching(2), limits(4, 16));
+    let mut first_row = |id, last| {
+        rig.submit_prompt(id, &[1, 3, 3, 4, 5, 6, 7, 8, last], 4);
+        rig.plan();
+        let row = rig.rows()[0];
+        rig.apply();
+        rig.drain();
+        row
+    };
+    assert_eq!(first_row(1, 20), (1, 0, 9, 0));
+    // Only the draft layer's KV at position 7 depends on the 30; its whole block is not used.
+    assert_eq!(first_row(2, 30), (2, 4, 5, 0));
+    assert_eq!(first_row(3, 20), (3, 8, 1, 0));
+    assert_eq!(first_row(4, 30), (4, 8, 1, 0));
 }

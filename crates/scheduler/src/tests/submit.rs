@@ -29,6 +29,10 @@ fn each_refusal_names_its_field() {
     let error = refused(|r| r.params.num_speculative_tokens = Some(4));
     assert_eq!(error, SubmitError::TooManySpeculativeTokens { value: 4, max: 3 });
     assert!(error.to_string().starts_with("num_speculative_tokens:"), "{error}");
+    assert_eq!(refused(|r| r.cache_salt = Some(vec![])), SubmitError::EmptyCacheSalt);
+    let error = refused(|r| r.cache_salt = Some(vec![1; 257]));
+    assert_eq!(error, SubmitError::CacheSaltTooLong { n_bytes: 257, max: 256 });
+    assert!(error.to_string().starts_with("cache_salt:"), "{error}");
     let error = refused(|r| r.prompt = vec![1; 64]);
     assert_eq!(error, SubmitError::PromptTooLong { n_tokens: 64, max_model_len: 64 });
     let error = refused(|r| r.prompt = vec![1; 32]);

@@ -20,8 +20,19 @@ pub(super) fn limits(block_size: u32, num_blocks: u32) -> ExecutorLimits {
     }
 }
 
+/// Without prefix caching, so that what is planned depends on lengths alone.
 pub(super) fn config(k: u32) -> SchedulerConfig {
-    SchedulerConfig { num_speculative_tokens: k, eos_token_ids: vec![2], ..Default::default() }
+    SchedulerConfig {
+        num_speculative_tokens: k,
+        eos_token_ids: vec![2],
+        enable_prefix_caching: false,
+        ..Default::default()
+    }
+}
+
+/// The same with prefix caching.
+pub(super) fn caching(k: u32) -> SchedulerConfig {
+    SchedulerConfig { enable_prefix_caching: true, ..config(k) }
 }
 
 pub(super) fn params(max_tokens: u32) -> SamplingParams {
@@ -36,7 +47,7 @@ pub(super) fn params(max_tokens: u32) -> SamplingParams {
 
 pub(super) fn request(id: u64, n_prompt: u32, max_tokens: u32) -> Request {
     let prompt = (100..100 + n_prompt).collect();
-    Request { id: RequestId(id), prompt, params: params(max_tokens) }
+    Request { id: RequestId(id), prompt, params: params(max_tokens), cache_salt: None }
 }
 
 /// The engine without its executor.
@@ -56,6 +67,11 @@ impl Rig {
 
     pub(super) fn submit(&mut self, id: u64, n_prompt: u32, max_tokens: u32) {
         self.scheduler.submit(request(id, n_prompt, max_tokens)).unwrap();
+    }
+
+    pub(super) fn submit_prompt(&mut self, id: u64, prompt: &[TokenId], max_tokens: u32) {
+        let request = Request { prompt: prompt.to_vec(), ..request(id, 1, max_tokens) };
+        self.scheduler.submit(request).unwrap();
     }
 
     pub(super) fn plan(&mut self) -> bool {
@@ -124,6 +140,16 @@ impl Rig {
         let reason = reasons.next();
         assert_eq!(reasons.next(), None, "one last event");
         reason
+    }
+
+    /// The prompt tokens of a finished request that came from the prefix cache.
+    pub(super) fn cached_tokens(&self, id: u64) -> Option<u32> {
+        self.events.iter().find_map(|event| match event {
+            RequestEvent::Finished { request_id, usage, .. } if request_id.0 == id => {
+                Some(usage.cached_tokens)
+            }
+            _ => None,
+        })
     }
 
     pub(super) fn stats(&self) -> SchedulerStats {

@@ -1,0 +1,84 @@
+//! Keys of full blocks: what two blocks must have in common to hold the same KV.
+
+use std::fmt;
+
+use engine_types::TokenId;
+use sha2::{Digest, Sha256};
+
+/// Separates the hash of a [`PrefixSpace`] from every other use of the hash function.
+const LABEL: &[u8] = b"kv prefix space 1";
+
+/// The SHA-256 hash that stands for a block and all blocks before it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BlockKey(pub(crate) [u8; 32]);
+
+impl fmt::Debug for BlockKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let start = self.0[..8].iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
+        write!(f, "BlockKey({start:016x}..)")
+    }
+}
+
+/// What, besides its tokens, decides whose blocks a sequence may share.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PrefixSpace<'a> {
+    /// Sequences share blocks only with sequences of the same salt, or of none as well.
+    pub salt: Option<&'a [u8]>,
+    /// Whether draft layers write KV for the sequence; a block without it is of no use to a
+    /// sequence that is drafted for.
+    pub drafted: bool,
+    /// How many tokens behind a block its KV depends on: one for each draft layer.
+    pub n_lookahead: u32,
+}
+
+/// The chained keys of one sequence's full blocks, each computed once.
+///
+/// They stay valid as long as the sequence's tokens only grow, whoever holds its blocks.
+#[derive(Clone, Debug)]
+pub struct PrefixKeys {
+    n_lookahead: u32,
+    keys: Vec<BlockKey>,
+    /// The parent of the next key: the last one, or what stands for the space.
+    tip: BlockKey,
+}
+
+impl PrefixKeys {
+    /// No keys yet, for a sequence of `space`.
+    #[must_use]
+    pub fn new(space: PrefixSpace<'_>) -> Self {
+        let mut hasher = Sha256::new_with_prefix(LABEL);
+        hasher.update([u8::from(space.drafted), u8::from(space.salt.is_some())]);
+        hasher.update(space.n_lookahead.to_le_bytes());
+        hasher.update(space.salt.unwrap_or_default());
+        let tip = BlockKey(hasher.finalize().into());
+        Self { n_lookahead: space.n_lookahead, keys: vec![], tip }
+    }
+
+    /// How many tokens behind a block its KV depends on.
+    #[must_use]
+    pub fn n_lookahead(&self) -> u32 {
+        self.n_lookahead
+    }
+
+    /// The keys of the first `n_blocks` blocks of `tokens`, whose earlier ones have not changed
+    /// since the last call. `bytes` is a scratch buffer.
+    pub(crate) fn of(
+        &mut self,
+        tokens: &[TokenId],
+        block_size: u32,
+        n_blocks: u32,
+        bytes: &mut Vec<u8>,
+    ) -> &[BlockKey] {
+        let (block_size, n_blocks) = (block_size as usize, n_blocks as usize);
+        for block_idx in self.keys.len()..n_blocks {
+            let start = block_idx * block_size;
+            let end = start + block_size + self.n_lookahead as usize;
+            bytes.clear();
+            bytes.extend_from_slice(&self.tip.0);
+            bytes.extend(tokens[start..end].iter().flat_map(|token| token.to_le_bytes()));
+            self.keys.push(BlockKey(Sha256::digest(&*bytes).into()));
+            self.tip = self.keys[block_idx];
+        }
+        &self.keys[..n_blocks]
+    }
+}
