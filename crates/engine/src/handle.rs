@@ -23,15 +23,17 @@ pub(crate) struct Shared {
     /// Written by the engine thread after each step.
     pub(crate) stats: Mutex<EngineStats>,
     rules: RequestRules,
+    has_prefix_cache: bool,
     next_id: AtomicU64,
 }
 
 impl Shared {
-    pub(crate) fn new(max_unfinished: usize, rules: RequestRules) -> Self {
+    pub(crate) fn new(max_unfinished: usize, rules: RequestRules, has_prefix_cache: bool) -> Self {
         Self {
             inbox: Inbox::new(max_unfinished),
             stats: Mutex::default(),
             rules,
+            has_prefix_cache,
             next_id: AtomicU64::new(0),
         }
     }
@@ -75,6 +77,12 @@ impl EngineHandle {
     #[must_use]
     pub fn request_rules(&self) -> RequestRules {
         self.shared.rules
+    }
+
+    /// Whether requests with the same prefix share its KV.
+    #[must_use]
+    pub fn has_prefix_cache(&self) -> bool {
+        self.shared.has_prefix_cache
     }
 
     /// A snapshot of the engine.

@@ -78,8 +78,9 @@ where
     // The scheduler counts in the same way; counted here, a refusal need not wait for a step.
     let n_running = config.scheduler.max_num_seqs.min(limits.max_num_seqs) as usize;
     let max_unfinished = n_running + config.scheduler.max_queued_requests as usize;
+    let has_prefix_cache = config.scheduler.enable_prefix_caching;
     let scheduler = Scheduler::new(config.scheduler, limits).map_err(SpawnError::Scheduler)?;
-    let shared = Shared::new(max_unfinished, scheduler.request_rules());
+    let shared = Shared::new(max_unfinished, scheduler.request_rules(), has_prefix_cache);
     Ok(Runner::new(executor, scheduler, Arc::new(shared)))
 }
 

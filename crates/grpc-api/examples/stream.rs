@@ -123,7 +123,7 @@ async fn generate(
             ..StoppingParams::default()
         }),
         speculation: Some(SpeculationParams { num_speculative_tokens }),
-        sampling: None,
+        ..GenerateStreamRequest::default()
     };
     let mut stream = client.generate_stream(request).await?.into_inner();
     let (mut token_ids, mut text) = (vec![], String::new());
@@ -159,7 +159,8 @@ fn marked(delta: &TokenDelta, open: &str, close: &str) -> String {
 fn summarise(run: &Run) -> Result<()> {
     let mut out = stdout();
     let usage = run.finished.usage.unwrap_or_default();
-    writeln!(out, "prompt tokens            {}", usage.prompt_tokens)?;
+    let (n_prompt, n_cached) = (usage.prompt_tokens, usage.cached_prompt_tokens);
+    writeln!(out, "prompt tokens            {n_prompt}, {n_cached} of them from the prefix cache")?;
     writeln!(out, "generated tokens         {}", usage.completion_tokens)?;
     let stats = run.finished.speculation.clone().unwrap_or_default();
     writeln!(out, "verify steps             {}", stats.verify_steps)?;

@@ -50,6 +50,7 @@ impl ControlService for Control {
             max_num_seqs: limits.max_num_seqs,
             max_num_batched_tokens: limits.max_num_batched_tokens,
             max_request_bytes: self.max_request_bytes as u64,
+            prefix_caching: self.engine.has_prefix_cache(),
         }))
     }
 

@@ -42,7 +42,11 @@ pub(crate) fn end(reason: FinishReason) -> Result<End, String> {
 }
 
 pub(crate) fn usage(usage: Usage) -> pb::Usage {
-    pb::Usage { prompt_tokens: usage.prompt_tokens, completion_tokens: usage.completion_tokens }
+    pb::Usage {
+        prompt_tokens: usage.prompt_tokens,
+        completion_tokens: usage.completion_tokens,
+        cached_prompt_tokens: usage.cached_tokens,
+    }
 }
 
 /// Statistics up to the deepest position that was drafted.
@@ -97,5 +101,9 @@ pub(crate) fn stats(engine: &EngineHandle, has_indexer: bool) -> control::GetSta
         preemptions: scheduler.n_preemptions,
         speculation: Some(speculation(&scheduler.spec_decode)),
         indexer: has_indexer.then(|| indexer(&stats.indexer, num_speculative_tokens)),
+        cached_blocks: scheduler.blocks.n_cached,
+        evicted_blocks: scheduler.blocks.n_evictions,
+        prefix_queried_tokens: scheduler.n_prefix_queried_tokens,
+        prefix_hit_tokens: scheduler.n_prefix_hit_tokens,
     }
 }

@@ -54,11 +54,12 @@ impl Inference {
         let deadline = timeout_of(metadata).map(|timeout| Instant::now() + timeout);
         let (prompt, field) = self.prompt_ids(request.prompt.clone()).await?;
         let params = validate(&prompt, field, &request, &self.engine)?;
+        let cache_salt = request.cache_salt.map(String::into_bytes);
         let id = self.engine.next_request_id();
         let (sink, output) =
             Output::new(self.engine.clone(), id, self.max_buffered_steps, deadline);
         self.engine
-            .submit(EngineRequest { id, prompt, params, cache_salt: None }, Box::new(sink))
+            .submit(EngineRequest { id, prompt, params, cache_salt }, Box::new(sink))
             .map_err(|error| status::refused(&error))?;
         Ok(output)
     }
@@ -199,6 +200,7 @@ fn streamed(request: pb::GenerateRequest) -> pb::GenerateStreamRequest {
         sampling: request.sampling,
         stopping: request.stopping,
         speculation: request.speculation,
+        cache_salt: request.cache_salt,
     }
 }
 

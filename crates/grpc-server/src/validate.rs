@@ -1,7 +1,7 @@
 //! Proto requests to engine requests, with every fault by field.
 
 use engine::EngineHandle;
-use engine_types::{ExecutorLimits, SamplingParams, TokenId};
+use engine_types::{ExecutorLimits, MAX_CACHE_SALT_BYTES, SamplingParams, TokenId};
 use grpc_api::inference::v1 as pb;
 use tonic::Status;
 use tonic_types::FieldViolation;
@@ -52,6 +52,7 @@ pub(crate) fn validate(
             format!("{k} is more than the server's {most}"),
         );
     }
+    check_cache_salt(request.cache_salt.as_deref(), &mut faults);
     if !faults.0.is_empty() {
         return Err(invalid_argument(faults.0));
     }
@@ -78,6 +79,18 @@ fn check_prompt(prompt: &[TokenId], field: &str, limits: ExecutorLimits, faults:
     } else if n_prompt + 1 > n_pool {
         let message = format!("{n_prompt} tokens and an output never fit the KV pool's {n_pool}");
         faults.add(field, message);
+    }
+}
+
+/// Salts are not repeated in messages: they may be secret.
+fn check_cache_salt(salt: Option<&str>, faults: &mut Faults) {
+    match salt.map(str::len) {
+        Some(0) => faults.add("cache_salt", "is empty: leave it out"),
+        Some(n_bytes) if n_bytes > MAX_CACHE_SALT_BYTES => {
+            let message = format!("has {n_bytes} bytes: use at most {MAX_CACHE_SALT_BYTES}");
+            faults.add("cache_salt", message);
+        }
+        _ => {}
     }
 }
 

@@ -62,6 +62,9 @@ pub struct GetServerInfoResponse {
     /// Largest size of a request message, in bytes.
     #[prost(uint64, tag = "6")]
     pub max_request_bytes: u64,
+    /// Whether requests with the same prefix share its KV blocks.
+    #[prost(bool, tag = "7")]
+    pub prefix_caching: bool,
 }
 /// Empty.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -78,7 +81,7 @@ pub struct GetStatsResponse {
     /// Requests that wait.
     #[prost(uint32, tag = "3")]
     pub waiting_requests: u32,
-    /// KV blocks in use.
+    /// KV blocks that requests hold. What is neither used nor cached is free.
     #[prost(uint32, tag = "4")]
     pub used_blocks: u32,
     /// KV blocks in the pool.
@@ -108,6 +111,18 @@ pub struct GetStatsResponse {
     /// What the indexers of sparse attention did, over all requests; unset where attention is dense.
     #[prost(message, optional, tag = "13")]
     pub indexer: ::core::option::Option<IndexerStats>,
+    /// KV blocks that no request holds and that the prefix cache keeps until their room is needed.
+    #[prost(uint32, tag = "14")]
+    pub cached_blocks: u32,
+    /// KV blocks that the prefix cache gave up for their room.
+    #[prost(uint64, tag = "15")]
+    pub evicted_blocks: u64,
+    /// Prompt tokens for which the prefix cache was asked: those of requests that started.
+    #[prost(uint64, tag = "16")]
+    pub prefix_queried_tokens: u64,
+    /// How many of prefix_queried_tokens it had; the quotient of the two is its hit rate.
+    #[prost(uint64, tag = "17")]
+    pub prefix_hit_tokens: u64,
 }
 /// Work of the indexers by the kind of the forward pass. A step that failed adds nothing.
 #[derive(Clone, PartialEq, ::prost::Message)]

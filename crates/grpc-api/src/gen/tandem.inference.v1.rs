@@ -20,6 +20,13 @@ pub struct GenerateStreamRequest {
     /// How drafts are made.
     #[prost(message, optional, tag = "5")]
     pub speculation: ::core::option::Option<SpeculationParams>,
+    /// Who may share cached prefixes of prompts and outputs: requests of the same salt, and those
+    /// without one among each other. Whoever does not know the salt cannot learn from the time to the
+    /// first token, or from cached_prompt_tokens, what was asked with it. 1 to 256 bytes of UTF-8; an
+    /// empty one is refused. It never changes the output. Requests with drafts share with requests
+    /// with drafts, those without among each other.
+    #[prost(string, optional, tag = "6")]
+    pub cache_salt: ::core::option::Option<::prost::alloc::string::String>,
     /// The prompt; exactly one of the two, and not empty.
     #[prost(oneof = "generate_stream_request::Prompt", tags = "1, 2")]
     pub prompt: ::core::option::Option<generate_stream_request::Prompt>,
@@ -50,6 +57,9 @@ pub struct GenerateRequest {
     /// How drafts are made.
     #[prost(message, optional, tag = "5")]
     pub speculation: ::core::option::Option<SpeculationParams>,
+    /// Who may share cached prefixes; see GenerateStreamRequest.
+    #[prost(string, optional, tag = "6")]
+    pub cache_salt: ::core::option::Option<::prost::alloc::string::String>,
     /// The prompt; exactly one of the two, and not empty.
     #[prost(oneof = "generate_request::Prompt", tags = "1, 2")]
     pub prompt: ::core::option::Option<generate_request::Prompt>,
@@ -219,6 +229,10 @@ pub struct Usage {
     /// Generated tokens.
     #[prost(uint32, tag = "2")]
     pub completion_tokens: u32,
+    /// Prompt tokens that the prefix cache had when the request started, so that they were not
+    /// computed: whole KV blocks, never the last token. 0 where prefix caching is off.
+    #[prost(uint32, tag = "3")]
+    pub cached_prompt_tokens: u32,
 }
 /// What drafting did, over verify steps: the steps that verified at least one draft.
 #[derive(Clone, PartialEq, ::prost::Message)]

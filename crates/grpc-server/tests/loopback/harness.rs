@@ -92,6 +92,7 @@ pub(crate) struct Setup {
     pub(crate) tokenizer: bool,
     /// 0 is a model with dense attention.
     pub(crate) index_topk: u32,
+    pub(crate) prefix_caching: bool,
 }
 
 impl Default for Setup {
@@ -112,6 +113,7 @@ impl Default for Setup {
             serve: ServeConfig::default(),
             tokenizer: false,
             index_topk: 0,
+            prefix_caching: true,
         }
     }
 }
@@ -137,6 +139,7 @@ impl Server {
             scheduler: SchedulerConfig {
                 max_queued_requests: setup.max_queued_requests,
                 num_speculative_tokens: 3,
+                enable_prefix_caching: setup.prefix_caching,
                 ..SchedulerConfig::default()
             },
         };

@@ -5,5 +5,6 @@
 mod faults;
 mod harness;
 mod lifecycle;
+mod prefix_cache;
 mod refusals;
 mod streams;

@@ -95,6 +95,20 @@ async fn bad_parameters_name_the_field() {
 }
 
 #[tokio::test]
+async fn a_bad_salt_names_the_field_and_is_not_repeated() {
+    let server = Server::start(Setup::default()).await;
+    let salted =
+        |salt: &str| GenerateRequest { cache_salt: Some(salt.to_owned()), ..unary(&[1], 4) };
+    check_invalid(&server, salted(""), "cache_salt", "is empty").await;
+    // Bytes count, not characters.
+    let long = "ß".repeat(128) + "x";
+    check_invalid(&server, salted(&long), "cache_salt", "has 257 bytes: use at most 256").await;
+    let status = refusal(&server, salted(&long)).await;
+    assert!(!format!("{status:?}").contains('ß'), "{status:?}");
+    server.client().generate(salted(&long[..256])).await.unwrap();
+}
+
+#[tokio::test]
 async fn sampling_is_refused_and_says_why() {
     let server = Server::start(Setup::default()).await;
     let with_temperature =
