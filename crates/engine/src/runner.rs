@@ -77,8 +77,9 @@ impl<X: StepExecutor> Runner<X> {
             self.clients.insert(submission.request.id, client);
         }
         for (id, client) in self.clients.drain() {
-            client.finish(id, reason.clone());
+            // First, so that who has seen the end finds nothing unfinished.
             self.shared.inbox.finished(id);
+            client.finish(id, reason.clone());
         }
     }
 
@@ -109,8 +110,8 @@ impl<X: StepExecutor> Runner<X> {
                     self.clients.insert(id, client);
                 }
                 Err(error) => {
-                    client.finish(id, FinishReason::Failed(error.to_string()));
                     self.shared.inbox.finished(id);
+                    client.finish(id, FinishReason::Failed(error.to_string()));
                 }
             }
         }
