@@ -69,6 +69,10 @@ pub(crate) struct EngineArgs {
     /// Requests that may wait behind the running ones before new ones are refused
     #[arg(long, default_value_t = 256)]
     pub(crate) max_queued_requests: u32,
+    /// Compute every prompt afresh instead of sharing the KV blocks of equal prefixes; outputs are
+    /// the same either way
+    #[arg(long)]
+    pub(crate) no_prefix_caching: bool,
     /// CPU threads [default: one a core]
     #[arg(long)]
     pub(crate) threads: Option<usize>,
@@ -105,7 +109,9 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     /// File of prompts, one JSON object a line with `prompt` or `prompt_ids` and, where they
-    /// differ from the flags, `max_tokens`, `num_speculative_tokens`, `ignore_eos`
+    /// differ from the flags, `max_tokens`, `num_speculative_tokens`, `ignore_eos`,
+    /// `stop_token_ids`, `cache_salt`. They run at once, and a prompt shares a prefix that another
+    /// had computed when it started; with --max-num-seqs 1 each starts when the one before it ends
     #[arg(long, conflicts_with_all = ["prompt", "prompt_ids"])]
     pub(crate) prompts: Option<PathBuf>,
     /// Largest number of generated tokens [default: until the model's length]
@@ -117,10 +123,15 @@ pub(crate) struct GenerateArgs {
     /// Token ids that end a request
     #[arg(long, value_delimiter = ',')]
     pub(crate) stop_token_ids: Vec<u32>,
+    /// Prompts share cached prefixes only with those of the same salt, or of none as well: 1 to 256
+    /// bytes
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) cache_salt: Option<String>,
     /// Sampling temperature; only 0 (greedy) is available so far
     #[arg(long, default_value_t = 0.0)]
     pub(crate) temperature: f64,
-    /// Print one JSON object a prompt instead of the text. With sparse attention its `indexer`
+    /// Print one JSON object a prompt instead of the text. `cached_tokens` of its `usage` are the
+    /// prompt tokens that the prefix cache had. With sparse attention its `indexer`
     /// counts what the indexers did in the whole run, all prompts together: `launches`, `rows` and
     /// `scored_keys` of the target's prefill and verify passes and of each draft step
     #[arg(long)]

@@ -105,7 +105,8 @@ fn submit(
     // A step emits at least one token, so that no request has more events than tokens.
     let (sink, events) = engine::channel(max_tokens.min(until_full) as usize);
     let id = handle.next_request_id();
-    let request = Request { id, prompt: prompt.clone(), params, cache_salt: None };
+    let cache_salt = line.cache_salt.clone().or(args.cache_salt.clone()).map(String::into_bytes);
+    let request = Request { id, prompt: prompt.clone(), params, cache_salt };
     handle.submit(request, Box::new(sink))?;
     Ok((prompt, events))
 }
@@ -157,6 +158,7 @@ fn to_json(generation: &Generation, text: Option<String>, indexer: Option<&Value
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
         },
         "spec_decode": {
             "num_draft_tokens": stats.n_draft_tokens,

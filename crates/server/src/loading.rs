@@ -65,7 +65,7 @@ pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
         max_queued_requests: args.max_queued_requests,
         num_speculative_tokens: args.num_speculative_tokens,
         eos_token_ids: model.config.eos_token_ids.clone(),
-        enable_prefix_caching: true,
+        enable_prefix_caching: !args.no_prefix_caching,
     };
     let (dir, dtype) = (model.dir.clone(), model.dtype);
     tracing::info!(model = %dir.display(), ?dtype, "loading");

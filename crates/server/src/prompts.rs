@@ -20,6 +20,7 @@ pub(crate) struct PromptLine {
     pub(crate) num_speculative_tokens: Option<u32>,
     pub(crate) ignore_eos: Option<bool>,
     pub(crate) stop_token_ids: Option<Vec<TokenId>>,
+    pub(crate) cache_salt: Option<String>,
 }
 
 impl PromptLine {
@@ -59,6 +60,7 @@ pub(crate) fn from_flags(args: &PromptArgs) -> Result<PromptLine> {
         num_speculative_tokens: None,
         ignore_eos: None,
         stop_token_ids: None,
+        cache_salt: None,
     })
 }
 

@@ -37,7 +37,7 @@ fn json_has_every_field_and_the_reference_values() {
     let ids = id_list(&case["prompt_ids"]);
     let found = generate_json(&["--prompt-ids", &ids, "--num-speculative-tokens", "3"]);
     assert_eq!(fields(&found), FIELDS);
-    assert_eq!(fields(&found["usage"]), ["completion_tokens", "prompt_tokens"]);
+    assert_eq!(fields(&found["usage"]), ["cached_tokens", "completion_tokens", "prompt_tokens"]);
     let spec_decode = &found["spec_decode"];
     assert_eq!(fields(spec_decode), SPEC_DECODE_FIELDS);
 
@@ -46,7 +46,8 @@ fn json_has_every_field_and_the_reference_values() {
     assert_eq!(found["text"], case["greedy_text"]);
     assert_eq!(found["finish_reason"], "length");
     let n_prompt = case["prompt_ids"].as_array().unwrap().len();
-    assert_eq!(found["usage"], json!({"prompt_tokens": n_prompt, "completion_tokens": 48}));
+    let usage = json!({"prompt_tokens": n_prompt, "completion_tokens": 48, "cached_tokens": 0});
+    assert_eq!(found["usage"], usage);
 
     let list = |value: &Value| value.as_array().unwrap().clone();
     let accepted = list(&spec_decode["accepted_per_step"]);
@@ -176,6 +177,8 @@ fn bad_lines_are_refused_by_number() {
         (r#"{"prompt":"a","num_speculative_tokens":4}"#, "num_speculative_tokens: 4"),
         (r#"{"prompt":"a","stop_token_ids":[4096]}"#, "stop_token_ids"),
         (r#"{"prompt":"a","max_token":3}"#, "max_token"),
+        (r#"{"prompt":"a","cache_salt":""}"#, "cache_salt: it is empty"),
+        (r#"{"prompt":"a","cache_salt":7}"#, "expected a string"),
     ];
     for (line, expected) in bad {
         fs::write(&file, format!("{{\"prompt\":\"a\",\"max_tokens\":2}}\n\n{line}\n")).unwrap();
@@ -199,6 +202,7 @@ fn bad_flags_are_refused_by_name() {
     fail_with(&with(&["--prompt-ids", "0,x"]), &["`x` is not a token id"]);
     fail_with(&with(&["--prompt", "a", "--max-tokens", "0"]), &["max_tokens"]);
     fail_with(&with(&["--prompt", "a", "--temperature", "1"]), &["--temperature 1", "greedy"]);
+    fail_with(&with(&["--prompt", "a", "--cache-salt", ""]), &["cache_salt: it is empty"]);
     let nine = with(&["--prompt", "a", "--num-speculative-tokens", "9"]);
     fail_with(&nine, &["num_speculative_tokens is 9", "at most 8"]);
     fail_with(&with(&["--prompt", "a", "--model", "tiny"]), &["`tiny`", "tiny-dsv3"]);

@@ -7,5 +7,6 @@ mod generate;
 mod harness;
 mod indexer;
 mod inspect;
+mod prefix_cache;
 mod score;
 mod serve;

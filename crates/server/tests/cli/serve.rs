@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use grpc_api::control::v1::control_service_client::ControlServiceClient;
-use grpc_api::control::v1::{GetModelInfoRequest, GetStatsRequest};
+use grpc_api::control::v1::{GetModelInfoRequest, GetServerInfoRequest, GetStatsRequest};
 use grpc_api::inference::v1::generate_stream_request::Prompt;
 use grpc_api::inference::v1::generate_stream_response::Event;
 use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
@@ -127,6 +127,26 @@ async fn it_says_where_it_listens_serves_and_ends_with_0() {
     assert_eq!(launches[1..], [0, 0], "draft steps share a selection");
     server.terminate();
     assert_eq!(server.exit_code(Duration::from_secs(10)), Some(0));
+}
+
+#[tokio::test]
+async fn prefix_caching_is_on_until_the_flag_turns_it_off() {
+    let case = &cases()[12];
+    for (args, is_on) in [(&[][..], true), (&["--no-prefix-caching"], false)] {
+        let server = Server::start(args);
+        let channel = server.connect().await;
+        for _ in 0..2 {
+            let request = request(case["prompt"].as_str().unwrap(), 32, false);
+            let (_, text, _) = read(channel.clone(), request).await;
+            assert_eq!(text, case["greedy_text"].as_str().unwrap());
+        }
+        let mut control = ControlServiceClient::new(channel);
+        let info = control.get_server_info(GetServerInfoRequest {}).await.unwrap().into_inner();
+        assert_eq!(info.prefix_caching, is_on);
+        let stats = control.get_stats(GetStatsRequest {}).await.unwrap().into_inner();
+        let found = (stats.prefix_queried_tokens, stats.prefix_hit_tokens);
+        assert_eq!(found, if is_on { (2 * 331, 320) } else { (0, 0) });
+    }
 }
 
 /// The stream that runs when the signal comes is finished, not cut.
