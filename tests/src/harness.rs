@@ -31,7 +31,7 @@ pub struct Generation {
     pub spec_decode: SpecDecodeStats,
 }
 
-/// Loads a bundled checkpoint and starts an engine around it.
+/// Loads a bundled checkpoint and starts an engine around it, without a prefix cache.
 ///
 /// # Errors
 ///
@@ -42,7 +42,21 @@ pub fn start(
     options: &RunnerOptions,
 ) -> Result<(EngineHandle, EngineThread)> {
     let of_runner = options.clone();
-    spawn(checkpoint, options, move || runner(checkpoint, dtype, &of_runner))
+    spawn(checkpoint, options, false, move || runner(checkpoint, dtype, &of_runner))
+}
+
+/// As [`start`], with a prefix cache.
+///
+/// # Errors
+///
+/// As [`start`].
+pub fn start_cached(
+    checkpoint: Checkpoint,
+    dtype: ComputeDtype,
+    options: &RunnerOptions,
+) -> Result<(EngineHandle, EngineThread)> {
+    let of_runner = options.clone();
+    spawn(checkpoint, options, true, move || runner(checkpoint, dtype, &of_runner))
 }
 
 /// As [`start`], and notes each step in the returned records.
@@ -59,13 +73,15 @@ pub fn start_recorded(
     let noted = records.clone();
     let make_executor =
         move || anyhow::Ok(Recorder::new(runner(checkpoint, dtype, &of_runner)?, noted));
-    let (engine, thread) = spawn(checkpoint, options, make_executor)?;
+    let (engine, thread) = spawn(checkpoint, options, false, make_executor)?;
     Ok((engine, thread, records))
 }
 
+/// Most tests have no prefix cache: how many steps and rows there are depends on lengths alone.
 fn spawn<X: StepExecutor>(
     checkpoint: Checkpoint,
     options: &RunnerOptions,
+    enable_prefix_caching: bool,
     make_executor: impl FnOnce() -> Result<X> + Send + 'static,
 ) -> Result<(EngineHandle, EngineThread)> {
     let scheduler = SchedulerConfig {
@@ -73,8 +89,7 @@ fn spawn<X: StepExecutor>(
         max_num_batched_tokens: options.max_num_batched_tokens,
         num_speculative_tokens: options.num_speculative_tokens,
         eos_token_ids: ModelConfig::load(&checkpoint.dir()?)?.eos_token_ids,
-        // Several tests count steps and rows, which then depend on lengths alone.
-        enable_prefix_caching: false,
+        enable_prefix_caching,
         ..SchedulerConfig::default()
     };
     Ok(Engine::spawn(EngineConfig { scheduler }, make_executor)?)
@@ -117,10 +132,25 @@ pub fn submit(
     prompt: &[TokenId],
     params: SamplingParams,
 ) -> Result<Events, engine::SubmitError> {
+    submit_salted(engine, prompt, params, None)
+}
+
+/// As [`submit`], with a salt for the prefix cache.
+///
+/// # Errors
+///
+/// As [`submit`].
+pub fn submit_salted(
+    engine: &EngineHandle,
+    prompt: &[TokenId],
+    params: SamplingParams,
+    cache_salt: Option<&[u8]>,
+) -> Result<Events, engine::SubmitError> {
     // A step emits at least one token, so that no request has more events than tokens.
     let (sink, events) = engine::channel(params.max_tokens as usize);
     let id = engine.next_request_id();
-    let request = Request { id, prompt: prompt.to_vec(), params, cache_salt: None };
+    let cache_salt = cache_salt.map(<[u8]>::to_vec);
+    let request = Request { id, prompt: prompt.to_vec(), params, cache_salt };
     engine.submit(request, Box::new(sink))?;
     Ok(events)
 }
@@ -157,7 +187,7 @@ pub fn collect(events: Events) -> Result<Generation> {
                     drafts_per_step,
                     finish_reason,
                     usage,
-                    spec_decode,
+                    spec_decode: *spec_decode,
                 });
             }
             _ => {}

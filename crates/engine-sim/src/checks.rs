@@ -104,7 +104,7 @@ impl Ledger {
                     assert_eq!(usage.prompt_tokens as usize, client.n_prompt);
                     assert_eq!(usage.completion_tokens as usize, client.tokens.len(), "{id}");
                     assert_eq!(usage.cached_tokens, client.n_cached.unwrap_or(0), "{id}");
-                    assert_eq!(spec_decode, client.spec_decode, "{id}: drafting counts");
+                    assert_eq!(*spec_decode, client.spec_decode, "{id}: drafting counts");
                     match reason {
                         FinishReason::Aborted | FinishReason::Failed(_) => {}
                         _ => {

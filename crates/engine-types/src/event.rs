@@ -66,7 +66,7 @@ pub enum RequestEvent {
         /// Token counts.
         usage: Usage,
         /// What drafting did.
-        spec_decode: SpecDecodeStats,
+        spec_decode: Box<SpecDecodeStats>,
     },
 }
 

@@ -23,7 +23,7 @@ const CAPACITY: usize = MAX_SPECULATIVE_TOKENS + 1;
 #[derive(Clone, Copy, Default)]
 pub struct StepTokens {
     ids: [TokenId; CAPACITY],
-    len: usize,
+    len: u8,
 }
 
 impl From<&[TokenId]> for StepTokens {
@@ -34,7 +34,7 @@ impl From<&[TokenId]> for StepTokens {
         assert!(tokens.len() <= CAPACITY, "{} tokens of one step", tokens.len());
         let mut ids = [0; CAPACITY];
         ids[..tokens.len()].copy_from_slice(tokens);
-        Self { ids, len: tokens.len() }
+        Self { ids, len: tokens.len() as u8 }
     }
 }
 
@@ -42,7 +42,7 @@ impl Deref for StepTokens {
     type Target = [TokenId];
 
     fn deref(&self) -> &[TokenId] {
-        &self.ids[..self.len]
+        &self.ids[..usize::from(self.len)]
     }
 }
 
@@ -51,7 +51,7 @@ impl IntoIterator for StepTokens {
     type IntoIter = Take<std::array::IntoIter<TokenId, CAPACITY>>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.ids.into_iter().take(self.len)
+        self.ids.into_iter().take(usize::from(self.len))
     }
 }
 

@@ -210,7 +210,7 @@ impl Client {
 
     /// Ends a request that the scheduler does not know or cannot be asked about any more.
     fn finish(mut self, request_id: RequestId, reason: FinishReason) {
-        let spec_decode = SpecDecodeStats::default();
+        let spec_decode = Box::<SpecDecodeStats>::default();
         // Whether anyone still reads does not matter here.
         let _ = self.sink.send(RequestEvent::Finished {
             request_id,

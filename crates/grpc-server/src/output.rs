@@ -18,7 +18,7 @@ use crate::status;
 pub(crate) struct Finished {
     pub(crate) reason: FinishReason,
     pub(crate) usage: Usage,
-    pub(crate) spec_decode: SpecDecodeStats,
+    pub(crate) spec_decode: Box<SpecDecodeStats>,
 }
 
 /// The engine's end: bounded room for steps, and room of its own for the end.

@@ -143,7 +143,7 @@ impl Entry {
                 completion_tokens: self.n_tokens() - self.n_prompt,
                 cached_tokens: self.n_cached,
             },
-            spec_decode: self.spec_decode,
+            spec_decode: Box::new(self.spec_decode),
         }
     }
 }

@@ -123,7 +123,7 @@ fn collect(prompt_ids: Vec<TokenId>, events: Events) -> Generation {
                 }
             }
             RequestEvent::Finished { reason, usage, spec_decode, .. } => {
-                generation.end = Some((reason, usage, spec_decode));
+                generation.end = Some((reason, usage, *spec_decode));
             }
             _ => {}
         }
