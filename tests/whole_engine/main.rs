@@ -44,3 +44,4 @@ mod coarse_numbers;
 mod grpc;
 mod index_share;
 mod oracle_tokens;
+mod prefix_cache;

@@ -14,11 +14,11 @@ fn options(num_speculative_tokens: u32) -> RunnerOptions {
     RunnerOptions { num_speculative_tokens, ..RunnerOptions::default() }
 }
 
-fn requests(cases: &[Case]) -> impl Iterator<Item = (&[TokenId], SamplingParams)> {
+pub(crate) fn requests(cases: &[Case]) -> impl Iterator<Item = (&[TokenId], SamplingParams)> {
     cases.iter().map(|case| (&case.prompt_ids[..], harness::params(case.max_tokens())))
 }
 
-fn check_text(case: &Case, found: &Generation, setting: &str) {
+pub(crate) fn check_text(case: &Case, found: &Generation, setting: &str) {
     let place = format!("{}, {setting}", case.name);
     assert_eq!(found.token_ids, case.greedy_ids, "{place}");
     let end = match case.greedy_ids.len() < case.max_tokens() as usize {
@@ -31,7 +31,7 @@ fn check_text(case: &Case, found: &Generation, setting: &str) {
 
 /// Compares the drafts of the first verify step, and the acceptance of all for the `k` of which
 /// the reference tells it.
-fn check_drafts(case: &Case, found: &Generation, (k, index_share): (u32, IndexShare)) {
+pub(crate) fn check_drafts(case: &Case, found: &Generation, (k, index_share): (u32, IndexShare)) {
     let place = format!("{}, k={k}, index_share={index_share}", case.name);
     if k == 0 {
         assert_eq!(found.drafts_per_step, [[0; 0]; 0], "{place}");
