@@ -54,6 +54,11 @@ impl PrefixKeys {
         Self { n_lookahead: space.n_lookahead, keys: vec![], tip }
     }
 
+    /// Makes room for the keys of `n_blocks` blocks.
+    pub fn reserve(&mut self, n_blocks: u32) {
+        self.keys.reserve((n_blocks as usize).saturating_sub(self.keys.len()));
+    }
+
     /// How many tokens behind a block its KV depends on.
     #[must_use]
     pub fn n_lookahead(&self) -> u32 {

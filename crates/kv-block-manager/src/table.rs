@@ -14,6 +14,12 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
+    /// An empty table that grows to `n_blocks` blocks without an allocation.
+    #[must_use]
+    pub fn with_capacity(n_blocks: u32) -> Self {
+        Self { blocks: Vec::with_capacity(n_blocks as usize), n_published: 0 }
+    }
+
     /// The blocks, in the order of the positions.
     #[must_use]
     pub fn blocks(&self) -> &[BlockId] {

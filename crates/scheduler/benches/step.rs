@@ -7,7 +7,9 @@
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use engine_types::{ExecutorLimits, Request, RequestId, SamplingParams, StepOutcome, StepPlan};
+use engine_types::{
+    ExecutorLimits, Request, RequestEvent, RequestId, SamplingParams, StepOutcome, StepPlan,
+};
 use scheduler::{Scheduler, SchedulerConfig};
 
 const K: u32 = 3;
@@ -18,6 +20,7 @@ struct Bench {
     scheduler: Scheduler,
     plan: StepPlan,
     outcome: StepOutcome,
+    events: Vec<RequestEvent>,
 }
 
 impl Bench {
@@ -41,8 +44,12 @@ impl Bench {
             ..SchedulerConfig::default()
         };
         let scheduler = Scheduler::new(config, limits).expect("a valid configuration");
-        let mut bench =
-            Self { scheduler, plan: StepPlan::default(), outcome: StepOutcome::default() };
+        let mut bench = Self {
+            scheduler,
+            plan: StepPlan::default(),
+            outcome: StepOutcome::default(),
+            events: Vec::new(),
+        };
         for id in 0..n_requests {
             let params = SamplingParams {
                 max_tokens: 3000,
@@ -66,9 +73,9 @@ impl Bench {
 
     /// One step; returns what `plan` and `apply` took.
     fn step(&mut self) -> [Duration; 2] {
-        let mut events = vec![];
+        self.events.clear();
         let start = Instant::now();
-        self.scheduler.plan(&mut self.plan, &mut events);
+        self.scheduler.plan(&mut self.plan, &mut self.events);
         let plan = start.elapsed();
         self.outcome.clear();
         for row in self.plan.rows() {
@@ -78,7 +85,7 @@ impl Bench {
             self.outcome.push_row(row.request_id, run, n_accepted, &[7, 7, 7]);
         }
         let start = Instant::now();
-        self.scheduler.apply(&self.plan, &self.outcome, &mut events);
+        self.scheduler.apply(&self.plan, &self.outcome, &mut self.events);
         [plan, start.elapsed()]
     }
 }

@@ -1,10 +1,10 @@
 //! One unfinished request.
 
 use engine_types::{
-    FinishReason, MAX_SPECULATIVE_TOKENS, Request, RequestEvent, RequestId, SamplingParams,
-    SpecDecodeStats, TokenId, Usage,
+    ExecutorLimits, FinishReason, MAX_SPECULATIVE_TOKENS, Request, RequestEvent, RequestId,
+    SamplingParams, SpecDecodeStats, TokenId, Usage,
 };
-use kv_block_manager::{BlockPool, BlockTable, PrefixKeys, PrefixSpace};
+use kv_block_manager::{BlockPool, BlockTable, PrefixKeys, PrefixSpace, blocks_for};
 
 /// What the scheduler keeps of a request. Its tokens are committed ones only, never drafts.
 #[derive(Debug)]
@@ -36,26 +36,39 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// A waiting request of an engine that makes `num_speculative_tokens` drafts a step with
-    /// `n_lookahead_max` draft layers.
-    pub(crate) fn new(request: Request, num_speculative_tokens: u32, n_lookahead_max: u32) -> Self {
+    /// A waiting request of an engine that makes `num_speculative_tokens` drafts a step. All that
+    /// it can grow to has its room from here on, so that no step allocates for it \[INV-8]; memory
+    /// that a short output never touches costs address space only.
+    pub(crate) fn new(
+        request: Request,
+        num_speculative_tokens: u32,
+        limits: &ExecutorLimits,
+    ) -> Self {
         let k = request.params.num_speculative_tokens.unwrap_or(num_speculative_tokens);
         let space = PrefixSpace {
             salt: request.cache_salt.as_deref(),
             drafted: k > 0,
-            n_lookahead: if k > 0 { n_lookahead_max } else { 0 },
+            n_lookahead: if k > 0 { limits.n_lookahead_max } else { 0 },
         };
+        let n_prompt = to_u32(request.prompt.len());
+        let n_tokens = n_prompt.saturating_add(request.params.max_tokens).min(limits.max_model_len);
+        let n_blocks = blocks_for(n_tokens + k, limits.block_size).min(limits.num_blocks);
+        let mut tokens = request.prompt;
+        // Drafts stand behind the tokens for a moment while a row is planned.
+        tokens.reserve_exact((n_tokens + k).saturating_sub(n_prompt) as usize);
+        let mut keys = PrefixKeys::new(space);
+        keys.reserve(n_blocks);
         Self {
             id: request.id,
             k,
-            keys: PrefixKeys::new(space),
+            keys,
             params: request.params,
-            n_prompt: to_u32(request.prompt.len()),
-            tokens: request.prompt,
+            n_prompt,
+            tokens,
             n_computed: 0,
             n_sources: 0,
             n_cached: 0,
-            table: BlockTable::default(),
+            table: BlockTable::with_capacity(n_blocks),
             is_running: false,
             is_preempted: false,
             spec_decode: SpecDecodeStats::default(),

@@ -91,8 +91,7 @@ impl Scheduler {
             return Err(SubmitError::QueueFull { limit });
         }
         self.totals.n_prompt_tokens += request.prompt.len() as u64;
-        let (k, n_lookahead) = (self.config.num_speculative_tokens, self.limits.n_lookahead_max);
-        let entry = Entry::new(request, k, n_lookahead);
+        let entry = Entry::new(request, self.config.num_speculative_tokens, &self.limits);
         let slot = self.entries.insert(entry);
         self.waiting.push_back(slot);
         Ok(())
