@@ -1,5 +1,5 @@
-//! Once warm, a step allocates nothing \[INV-8]: `plan` and `apply` over full batches of verify rows,
-//! with the prefix cache hashing blocks as they fill.
+//! Once warm, a step allocates nothing \[INV-8]: `plan` and `apply` over full batches of verify
+//! rows, with the prefix cache hashing blocks as they fill.
 
 use allocation_counter::measure;
 use engine_types::{
@@ -28,7 +28,7 @@ fn scheduler(enable_prefix_caching: bool) -> Scheduler {
         enable_prefix_caching,
         ..SchedulerConfig::default()
     };
-    Scheduler::new(config, limits).unwrap()
+    Scheduler::new(config, limits).expect("a valid configuration")
 }
 
 /// Answers each row with its first `n_accepted` drafts and one token, and drafts again.
