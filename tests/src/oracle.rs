@@ -56,6 +56,17 @@ impl Checkpoint {
         self.read("cases.json")
     }
 
+    /// The text of all cases, each prompt followed by its greedy continuation: about two thousand
+    /// tokens of Python code.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::cases`].
+    pub fn text(self) -> Result<Vec<TokenId>> {
+        let both = |case: Case| [case.prompt_ids, case.greedy_ids].concat();
+        Ok(self.cases()?.into_iter().flat_map(both).collect())
+    }
+
     /// Its draft probes.
     ///
     /// # Errors

@@ -30,7 +30,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Loads a bundled checkpoint and serves it.
+    /// Loads a bundled checkpoint and serves it, without a prefix cache.
     ///
     /// # Errors
     ///
@@ -40,7 +40,26 @@ impl Server {
         dtype: ComputeDtype,
         options: &RunnerOptions,
     ) -> Result<Self> {
-        let (engine, thread) = harness::start(checkpoint, dtype, options)?;
+        Self::of_engine(checkpoint, harness::start(checkpoint, dtype, options)?).await
+    }
+
+    /// As [`Self::start`], with a prefix cache.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::start`].
+    pub async fn start_cached(
+        checkpoint: Checkpoint,
+        dtype: ComputeDtype,
+        options: &RunnerOptions,
+    ) -> Result<Self> {
+        Self::of_engine(checkpoint, harness::start_cached(checkpoint, dtype, options)?).await
+    }
+
+    async fn of_engine(
+        checkpoint: Checkpoint,
+        (engine, thread): (EngineHandle, EngineThread),
+    ) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let tokenizer = Some(Arc::new(Tokenizer::load(&checkpoint.dir()?)?));

@@ -1,5 +1,5 @@
 //! What sharing the selection of keys between draft steps brings: the same prompts through the
-//! gRPC port of one process, with sharing off, on, off, on and so forth.
+//! gRPC port of one process, with sharing off, on, off, on and so forth. The prefix cache is off.
 //!
 //! `cargo bench -p integration-tests --bench index_share -- --help` tells the options. It prints a
 //! Markdown table; `docs/perf/README.md` says how to read it.
@@ -10,9 +10,9 @@ mod measure;
 mod prompts;
 mod report;
 
-use anyhow::{Context, Result, ensure};
-use clap::{Parser, ValueEnum};
-use models::ComputeDtype;
+use anyhow::{Result, ensure};
+use clap::Parser;
+use integration_tests::bench::{Dtype, limit_threads};
 use spec_decode::IndexShare;
 
 use crate::measure::{Load, Run};
@@ -46,25 +46,16 @@ struct Args {
     bench: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Dtype {
-    Bfloat16,
-    Float32,
-}
-
 fn main() -> Result<()> {
     let args = Args::parse();
     limit_threads(args.threads)?;
-    let dtype = match args.dtype {
-        Dtype::Bfloat16 => ComputeDtype::Bfloat16,
-        Dtype::Float32 => ComputeDtype::Float32,
-    };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     println!("{}", report::header(&args));
     for &length in &args.lengths {
         ensure!(length > 0, "--lengths: 0 is no length");
         let prompts = prompts::of_length(length, args.concurrency as usize)?;
-        let load = Load { prompts, output_len: args.output_len, k: args.k, dtype };
+        let load =
+            Load { prompts, output_len: args.output_len, k: args.k, dtype: args.dtype.into() };
         let measure = |index_share| {
             let run = runtime.block_on(measure::run(&load, index_share))?;
             eprintln!("{length} tokens, sharing {index_share}: {:.0} tokens/s", run.tokens_per_s);
@@ -80,13 +71,4 @@ fn main() -> Result<()> {
         print!("{}", report::rows(length, args.k, &runs));
     }
     Ok(())
-}
-
-/// As the server does: the kernels have the cores, libtorch one thread.
-fn limit_threads(threads: Option<usize>) -> Result<()> {
-    tch::set_num_threads(1);
-    let Some(threads) = threads else { return Ok(()) };
-    ensure!(threads > 0, "--threads: at least 1");
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
-    pool.build_global().context("start the CPU threads")
 }

@@ -1,21 +1,18 @@
 //! One run: a fresh engine behind its port, and clients that all stream at once.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use engine::EngineStats;
 use engine_types::TokenId;
-use grpc_api::inference::v1::generate_stream_request::Prompt;
-use grpc_api::inference::v1::generate_stream_response::Event;
-use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
-use grpc_api::inference::v1::{GenerateStreamRequest, SpeculationStats, StoppingParams, TokenIds};
+use grpc_api::inference::v1::SpeculationStats;
+use integration_tests::bench::{Stream, request, stream};
 use integration_tests::oracle::Checkpoint;
 use integration_tests::server::Server;
 use model_runner::RunnerOptions;
 use models::ComputeDtype;
 use spec_decode::IndexShare;
 use tokio::task::JoinSet;
-use tonic::transport::Channel;
 
 /// What every run of a length does.
 pub(crate) struct Load {
@@ -41,16 +38,6 @@ pub(crate) struct Run {
     /// Of all passes, and of the draft steps.
     pub(crate) scored_keys: [u64; 2],
     pub(crate) launches_per_propose: f64,
-}
-
-/// What one client saw.
-struct Stream {
-    first: Instant,
-    last: Instant,
-    n_tokens: u32,
-    /// Tokens of the first message, which are not waited for singly.
-    n_first: u32,
-    speculation: SpeculationStats,
 }
 
 /// Serves the load once, in an engine of its own that has served one short request before.
@@ -85,43 +72,6 @@ pub(crate) async fn run(load: &Load, index_share: IndexShare) -> Result<Run> {
     summarize(load, started, &streams, [&before, &after])
 }
 
-fn request(prompt: &[TokenId], max_tokens: u32) -> GenerateStreamRequest {
-    GenerateStreamRequest {
-        prompt: Some(Prompt::TokenIds(TokenIds { ids: prompt.to_vec() })),
-        stopping: Some(StoppingParams {
-            max_tokens: Some(max_tokens),
-            ignore_eos: Some(true),
-            ..StoppingParams::default()
-        }),
-        ..GenerateStreamRequest::default()
-    }
-}
-
-async fn stream(channel: Channel, request: GenerateStreamRequest) -> Result<Stream> {
-    let mut client = InferenceServiceClient::new(channel);
-    let mut messages = client.generate_stream(request).await?.into_inner();
-    let (mut times, mut n_tokens, mut n_first) = (None::<(Instant, Instant)>, 0, 0);
-    while let Some(message) = messages.message().await? {
-        match message.event.context("a message without an event")? {
-            Event::Delta(delta) => {
-                let now = Instant::now();
-                let n_new = u32::try_from(delta.token_ids.len())?;
-                n_tokens += n_new;
-                match &mut times {
-                    Some((_, last)) => *last = now,
-                    None => (times, n_first) = (Some((now, now)), n_new),
-                }
-            }
-            Event::Finished(finished) => {
-                let (first, last) = times.context("a stream without tokens")?;
-                let speculation = finished.speculation.context("a stream without statistics")?;
-                return Ok(Stream { first, last, n_tokens, n_first, speculation });
-            }
-        }
-    }
-    bail!("a stream without its last message")
-}
-
 fn summarize(
     load: &Load,
     started: Instant,
@@ -129,19 +79,21 @@ fn summarize(
     [before, after]: [&EngineStats; 2],
 ) -> Result<Run> {
     let last = streams.iter().map(|stream| stream.last).max().context("no stream")?;
-    let n_tokens: u32 = streams.iter().map(|stream| stream.n_tokens).sum();
-    ensure!(n_tokens as usize == load.prompts.len() * load.output_len as usize, "{n_tokens}");
+    let n_tokens: usize = streams.iter().map(|stream| stream.token_ids.len()).sum();
+    ensure!(n_tokens == load.prompts.len() * load.output_len as usize, "{n_tokens}");
     let tpot = |stream: &Stream| -> f64 {
-        let elapsed: Duration = stream.last - stream.first;
-        elapsed.as_secs_f64() * 1e3 / f64::from(stream.n_tokens - stream.n_first)
+        let elapsed = (stream.last - stream.first).as_secs_f64();
+        elapsed * 1e3 / (stream.token_ids.len() - stream.n_first) as f64
     };
+    let speculation: Vec<&SpeculationStats> =
+        streams.iter().filter_map(|stream| stream.finished.speculation.as_ref()).collect();
+    ensure!(speculation.len() == streams.len(), "a stream without statistics");
     let sum = |count: fn(&SpeculationStats) -> u64| -> f64 {
-        streams.iter().map(|stream| count(&stream.speculation)).sum::<u64>() as f64
+        speculation.iter().map(|stats| count(stats)).sum::<u64>() as f64
     };
     let accepted = sum(|stats| stats.accepted_tokens);
     let at = |counts: fn(&SpeculationStats) -> &[u64], idx: usize| -> f64 {
-        let of_stream = |stream: &Stream| counts(&stream.speculation).get(idx).copied();
-        streams.iter().filter_map(of_stream).sum::<u64>() as f64
+        speculation.iter().filter_map(|stats| counts(stats).get(idx)).sum::<u64>() as f64
     };
     let rate_at = |idx| {
         at(|stats| &stats.accepted_per_position, idx) / at(|stats| &stats.drafted_per_position, idx)
@@ -159,7 +111,7 @@ fn summarize(
     let minus = |after: [u64; 2], before: [u64; 2]| [0, 1].map(|idx| after[idx] - before[idx]);
     let launches = minus(after.0, before.0);
     Ok(Run {
-        tokens_per_s: f64::from(n_tokens) / (last - started).as_secs_f64(),
+        tokens_per_s: n_tokens as f64 / (last - started).as_secs_f64(),
         mean_tpot_ms: streams.iter().map(tpot).sum::<f64>() / streams.len() as f64,
         acceptance_length: 1.0 + accepted / sum(|stats| stats.verify_steps),
         acceptance_rate: accepted / sum(|stats| stats.draft_tokens),
