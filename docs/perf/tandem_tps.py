@@ -1,6 +1,6 @@
 """Tokens per second of tandem on a bundled checkpoint, at a number of running requests.
 
-    python3 docs/perf/tandem_tps.py --dtype float32 --batch 16 --num-speculative-tokens 3
+    python3 docs/perf/tandem_tps.py --model tiny-dsv3 --dtype float32 --batch 16
 
 Runs `tandem generate` (target/release, or --tandem) on the prompts of `transformers_tps.py` and
 reads the rate from its log: prefill is in it, loading is not. Prints one JSON line with minimum,
@@ -23,6 +23,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tandem", default=str(ROOT / "target/release/tandem"))
+    parser.add_argument("--model", default="tiny-glm52")
+    parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--num-speculative-tokens", type=int, default=3)
@@ -31,12 +33,13 @@ def main() -> None:
     args = parser.parse_args()
 
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        for ids in prompts():
+        for ids in prompts(args.prompt_tokens):
             line = {"prompt_ids": ids, "max_tokens": args.new_tokens, "ignore_eos": True}
             file.write(json.dumps(line) + "\n")
         file.flush()
         k = str(args.num_speculative_tokens)
-        command = [args.tandem, "generate", "--prompts", file.name, "--json", "--dtype", args.dtype]
+        command = [args.tandem, "generate", "--model", args.model, "--prompts", file.name, "--json"]
+        command += ["--dtype", args.dtype]
         command += ["--max-num-seqs", str(args.batch), "--num-speculative-tokens", k]
 
         def run() -> tuple[float, str]:

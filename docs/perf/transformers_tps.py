@@ -20,12 +20,13 @@ def main() -> None:
     parser.add_argument("dir")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
 
     model = AutoModelForCausalLM.from_pretrained(args.dir, dtype=getattr(torch, args.dtype)).eval()
-    ids = torch.tensor(prompts())
+    ids = torch.tensor(prompts(args.prompt_tokens))
     options = {
         "max_new_tokens": args.new_tokens,
         "min_new_tokens": args.new_tokens,
