@@ -257,7 +257,7 @@ impl OutputStream {
         }
     }
 
-    fn finished(&mut self, finished: Box<Finished>) -> Result<pb::GenerationFinished, String> {
+    fn finished(&mut self, finished: Finished) -> Result<pb::GenerationFinished, String> {
         let end = convert::end(finished.reason)?;
         let mut tail_text = String::new();
         if let Some(decoder) = &mut self.decoder {

@@ -24,7 +24,7 @@ pub(crate) struct Finished {
 /// The engine's end: bounded room for steps, and room of its own for the end.
 pub(crate) struct Sink {
     steps: mpsc::Sender<TokensEvent>,
-    finished: Option<oneshot::Sender<Box<Finished>>>,
+    finished: Option<oneshot::Sender<Finished>>,
     overflowed: Arc<AtomicBool>,
 }
 
@@ -40,7 +40,7 @@ impl EventSink for Sink {
                 }
             },
             RequestEvent::Finished { reason, usage, spec_decode, .. } => {
-                let finished = Box::new(Finished { reason, usage, spec_decode });
+                let finished = Finished { reason, usage, spec_decode };
                 match self.finished.take().map(|sender| sender.send(finished)) {
                     Some(Ok(())) => Delivery::Ok,
                     _ => Delivery::Closed,
@@ -56,7 +56,7 @@ pub(crate) struct Output {
     pub(crate) id: RequestId,
     engine: EngineHandle,
     steps: mpsc::Receiver<TokensEvent>,
-    finished: oneshot::Receiver<Box<Finished>>,
+    finished: oneshot::Receiver<Finished>,
     overflowed: Arc<AtomicBool>,
     deadline: Option<Pin<Box<Sleep>>>,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Output {
 /// What an [`Output`] yields.
 pub(crate) enum Event {
     Step(TokensEvent),
-    Finished(Box<Finished>),
+    Finished(Finished),
 }
 
 impl Output {
