@@ -18,7 +18,7 @@ fn options(num_speculative_tokens: u32) -> RunnerOptions {
     RunnerOptions {
         num_speculative_tokens,
         kv_init: KvInit::Nan,
-        kv_cache_bytes: 32 << 20,
+        kv_cache_bytes: 16 << 20,
         ..RunnerOptions::default()
     }
 }
@@ -188,9 +188,9 @@ on_both!(a_conversation_finds_what_it_generated);
 fn a_conversation_finds_what_it_generated(checkpoint: Checkpoint) {
     const MAX_TOKENS: u32 = 24;
     let cases = checkpoint.cases().unwrap();
-    for (options, block_size) in settings(checkpoint).iter().flat_map(|o| [(o, 4), (o, 16)]) {
+    for options in settings(checkpoint) {
         let k = options.num_speculative_tokens;
-        let mut pair = Pair::start(checkpoint, &RunnerOptions { block_size, ..options.clone() });
+        let mut pair = Pair::start(checkpoint, &options);
         let mut prompt = cases[0].prompt_ids.clone();
         let mut n_before = 0;
         for turn in [1, 12, 2, 3] {
