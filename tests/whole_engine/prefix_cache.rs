@@ -188,7 +188,8 @@ on_both!(a_conversation_finds_what_it_generated);
 fn a_conversation_finds_what_it_generated(checkpoint: Checkpoint) {
     const MAX_TOKENS: u32 = 24;
     let cases = checkpoint.cases().unwrap();
-    for options in settings(checkpoint) {
+    let fine = RunnerOptions { block_size: 1, ..options(3) };
+    for options in settings(checkpoint).into_iter().chain([fine]) {
         let k = options.num_speculative_tokens;
         let mut pair = Pair::start(checkpoint, &options);
         let mut prompt = cases[0].prompt_ids.clone();
@@ -246,6 +247,7 @@ fn a_request_that_runs_serves_another(checkpoint: Checkpoint) {
         let submit = || harness::submit(&engine, &case.prompt_ids, harness::params(32)).unwrap();
         let first = submit();
         while engine.stats().scheduler.n_generated_tokens == 0 {
+            assert!(engine.is_alive());
             std::thread::yield_now();
         }
         let second = harness::collect(submit()).unwrap();
