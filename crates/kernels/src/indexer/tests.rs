@@ -8,7 +8,7 @@ use super::{IndexBatch, IndexCache, IndexShape, lightning_index_on};
 use crate::fp8::{self, store_fp8_key};
 use crate::paged::PagedRows;
 use crate::simd::Isa;
-use crate::test_util::{Random, assert_same_bits};
+use crate::test_util::{Pages, Random, assert_same_bits};
 use crate::{LatentCache, MlaBatch, MlaShape, SelectedKeys, mla_attention};
 
 const TINY: IndexShape = IndexShape { n_heads: 4, head_dim: 32, topk: 16, scale: 0.18 };
@@ -25,14 +25,10 @@ const POISON: i32 = 777;
 /// Sequences with shuffled blocks; every slot that holds no token is NaN.
 struct Case {
     shape: IndexShape,
-    block_size: usize,
-    max_blocks: usize,
-    block_tables: Vec<i32>,
+    pages: Pages,
     keys: Vec<f32>,
     q: Vec<f32>,
     weights: Vec<f32>,
-    token_to_seq: Vec<i32>,
-    positions: Vec<i32>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -50,42 +46,19 @@ impl Case {
         block_size: usize,
         seqs: &[(usize, usize)],
     ) -> Self {
-        let longest = seqs.iter().map(|(computed, query)| computed + query).max().unwrap();
-        let max_blocks = longest.div_ceil(block_size) + 1;
-        let n_blocks = seqs.len() * max_blocks + 3;
-        let mut free: Vec<i32> = (0..n_blocks as i32).collect();
-        let mut case = Self {
+        let pages = Pages::new(random, block_size, seqs);
+        let n_rows = pages.n_tokens() * shape.n_heads;
+        Self {
             shape,
-            block_size,
-            max_blocks,
-            block_tables: vec![-1; seqs.len() * max_blocks],
-            keys: vec![f32::NAN; n_blocks * block_size * shape.head_dim],
-            q: vec![],
-            weights: vec![],
-            token_to_seq: vec![],
-            positions: vec![],
-        };
-        for (seq, &(n_computed, n_query)) in seqs.iter().enumerate() {
-            let len = n_computed + n_query;
-            for block in 0..len.div_ceil(block_size) {
-                let taken = free.swap_remove(random.below(free.len()));
-                case.block_tables[seq * max_blocks + block] = taken;
-            }
-            for position in 0..len {
-                case.set_key(seq, position, &random.values(shape.head_dim));
-            }
-            case.token_to_seq.extend(vec![seq as i32; n_query]);
-            case.positions.extend(n_computed as i32..len as i32);
+            keys: pages.cache(random, shape.head_dim, seqs),
+            q: random.values(n_rows * shape.head_dim),
+            weights: random.values(n_rows),
+            pages,
         }
-        let n_rows = case.positions.len() * shape.n_heads;
-        case.q = random.values(n_rows * shape.head_dim);
-        case.weights = random.values(n_rows);
-        case
     }
 
     fn slot(&self, seq: usize, position: usize) -> usize {
-        let block = self.block_tables[seq * self.max_blocks + position / self.block_size];
-        block as usize * self.block_size + position % self.block_size
+        self.pages.slot(seq, position)
     }
 
     fn set_key(&mut self, seq: usize, position: usize, key: &[f32]) {
@@ -94,17 +67,11 @@ impl Case {
     }
 
     fn n_tokens(&self) -> usize {
-        self.positions.len()
+        self.pages.n_tokens()
     }
 
     fn rows(&self, tokens: Range<usize>) -> PagedRows<'_> {
-        PagedRows {
-            token_to_seq: &self.token_to_seq[tokens.clone()],
-            positions: &self.positions[tokens],
-            block_tables: &self.block_tables,
-            max_blocks: self.max_blocks,
-            block_size: self.block_size,
-        }
+        self.pages.rows(tokens)
     }
 
     fn batch(&self, tokens: Range<usize>) -> IndexBatch<'_> {
@@ -133,7 +100,7 @@ impl Case {
     /// The scores of a token in f64; the dot products are with `keys`, one per slot.
     fn scores(&self, token: usize, keys: &[f32]) -> Vec<f64> {
         let IndexShape { n_heads, head_dim, scale, .. } = self.shape;
-        let seq = self.token_to_seq[token] as usize;
+        let seq = self.pages.token_to_seq[token] as usize;
         let score = |position| {
             let key = &keys[self.slot(seq, position) * head_dim..][..head_dim];
             let heads = token * n_heads..(token + 1) * n_heads;
@@ -144,7 +111,7 @@ impl Case {
             });
             terms.sum()
         };
-        (0..=self.positions[token] as usize).map(score).collect()
+        (0..=self.pages.positions[token] as usize).map(score).collect()
     }
 
     /// Checks a selection of all tokens against f64 scores of `keys`.
@@ -152,7 +119,7 @@ impl Case {
     fn check(&self, selected: &Selected, keys: &[f32]) {
         let topk = self.shape.topk;
         let mut n_scored = 0;
-        for (token, &position) in self.positions.iter().enumerate() {
+        for (token, &position) in self.pages.positions.iter().enumerate() {
             let n_visible = position as usize + 1;
             let count = n_visible.min(topk);
             let row = &selected.indices[token * topk..][..topk];
@@ -256,8 +223,8 @@ fn tokens_in_any_order_select_as_in_order() {
     let n_tokens = case.n_tokens();
     let in_order = case.run(0..n_tokens);
     // Positions of a sequence fall and long rows are between short ones.
-    case.positions.reverse();
-    case.token_to_seq.reverse();
+    case.pages.positions.reverse();
+    case.pages.token_to_seq.reverse();
     case.q = case.q.chunks(TINY.n_heads * TINY.head_dim).rev().flatten().copied().collect();
     case.weights = case.weights.chunks(TINY.n_heads).rev().flatten().copied().collect();
     let reversed = case.run(0..n_tokens);

@@ -3,8 +3,7 @@
 use half::bf16;
 
 use super::{LatentCache, MlaBatch, MlaShape, SelectedKeys, mla_attention, mla_attention_on};
-use crate::paged::PagedRows;
-use crate::test_util::{Random, assert_close, assert_same_bits, on_every_isa};
+use crate::test_util::{Pages, Random, assert_close, assert_same_bits, on_every_isa};
 
 const TINY: MlaShape = MlaShape { n_heads: 4, kv_lora_rank: 64, rope_dim: 16, scale: 0.2 };
 const SHAPES: [MlaShape; 4] = [
@@ -17,62 +16,33 @@ const SHAPES: [MlaShape; 4] = [
 /// Sequences with shuffled blocks; every slot that holds no token is NaN.
 struct Case {
     shape: MlaShape,
-    block_size: usize,
-    max_blocks: usize,
-    block_tables: Vec<i32>,
+    pages: Pages,
     cache: Vec<f32>,
     q_lat: Vec<f32>,
     q_pe: Vec<f32>,
-    token_to_seq: Vec<i32>,
-    positions: Vec<i32>,
 }
 
 impl Case {
     /// One sequence per `(n_computed, n_query)`.
     fn new(random: &mut Random, shape: MlaShape, seqs: &[(usize, usize)]) -> Self {
         let block_size = 1 + random.below(7);
-        let longest = seqs.iter().map(|(computed, query)| computed + query).max().unwrap();
-        let max_blocks = longest.div_ceil(block_size) + 1;
-        let n_blocks = seqs.len() * max_blocks + 3;
-        let mut free: Vec<i32> = (0..n_blocks as i32).collect();
-        let width = shape.kv_lora_rank + shape.rope_dim;
-        let mut case = Self {
+        let pages = Pages::new(random, block_size, seqs);
+        let n_rows = pages.n_tokens() * shape.n_heads;
+        Self {
             shape,
-            block_size,
-            max_blocks,
-            block_tables: vec![-1; seqs.len() * max_blocks],
-            cache: vec![f32::NAN; n_blocks * block_size * width],
-            q_lat: vec![],
-            q_pe: vec![],
-            token_to_seq: vec![],
-            positions: vec![],
-        };
-        for (seq, &(n_computed, n_query)) in seqs.iter().enumerate() {
-            let len = n_computed + n_query;
-            for block in 0..len.div_ceil(block_size) {
-                let taken = free.swap_remove(random.below(free.len()));
-                case.block_tables[seq * max_blocks + block] = taken;
-            }
-            for position in 0..len {
-                let start = case.slot(seq, position) * width;
-                case.cache[start..start + width].copy_from_slice(&random.values(width));
-            }
-            case.token_to_seq.extend(vec![seq as i32; n_query]);
-            case.positions.extend(n_computed as i32..len as i32);
+            cache: pages.cache(random, shape.kv_lora_rank + shape.rope_dim, seqs),
+            q_lat: random.values(n_rows * shape.kv_lora_rank),
+            q_pe: random.values(n_rows * shape.rope_dim),
+            pages,
         }
-        let n_rows = case.positions.len() * shape.n_heads;
-        case.q_lat = random.values(n_rows * shape.kv_lora_rank);
-        case.q_pe = random.values(n_rows * shape.rope_dim);
-        case
     }
 
     fn slot(&self, seq: usize, position: usize) -> usize {
-        let block = self.block_tables[seq * self.max_blocks + position / self.block_size];
-        block as usize * self.block_size + position % self.block_size
+        self.pages.slot(seq, position)
     }
 
     fn batch(&self) -> MlaBatch<'_> {
-        self.tokens(0..self.positions.len())
+        self.tokens(0..self.pages.positions.len())
     }
 
     /// The batch of some of the tokens.
@@ -82,13 +52,7 @@ impl Case {
         MlaBatch {
             q_lat: &self.q_lat[rows.start * lora..rows.end * lora],
             q_pe: &self.q_pe[rows.start * rope..rows.end * rope],
-            rows: PagedRows {
-                token_to_seq: &self.token_to_seq[tokens.clone()],
-                positions: &self.positions[tokens],
-                block_tables: &self.block_tables,
-                max_blocks: self.max_blocks,
-                block_size: self.block_size,
-            },
+            rows: self.pages.rows(tokens),
             keys: None,
         }
     }
@@ -108,8 +72,8 @@ impl Case {
         let MlaShape { n_heads, kv_lora_rank, rope_dim, scale } = self.shape;
         let width = kv_lora_rank + rope_dim;
         let mut out = Vec::new();
-        for (token, &position) in self.positions.iter().enumerate() {
-            let seq = self.token_to_seq[token] as usize;
+        for (token, &position) in self.pages.positions.iter().enumerate() {
+            let seq = self.pages.token_to_seq[token] as usize;
             let keys: Vec<&[f32]> = (0..=position as usize)
                 .map(|position| &cache[self.slot(seq, position) * width..][..width])
                 .collect();
@@ -143,7 +107,7 @@ fn agrees_with_the_reference_and_never_reads_an_unused_slot() {
     let mut random = Random::new(1);
     for shape in SHAPES {
         let case = Case::new(&mut random, shape, &SEQS);
-        let n_out = case.positions.len() * case.row_len();
+        let n_out = case.pages.positions.len() * case.row_len();
         let out = on_every_isa(n_out, |isa, out| {
             mla_attention_on(isa, &shape, LatentCache::F32(&case.cache), &case.batch(), out);
         });
@@ -158,7 +122,7 @@ fn a_bf16_cache_equals_its_widened_copy() {
         let mut case = Case::new(&mut random, shape, &SEQS);
         let narrow: Vec<bf16> = case.cache.iter().map(|&x| bf16::from_f32(x)).collect();
         case.cache = narrow.iter().map(|x| x.to_f32()).collect();
-        let n_tokens = case.positions.len();
+        let n_tokens = case.pages.positions.len();
         let out = on_every_isa(n_tokens * case.row_len(), |isa, out| {
             mla_attention_on(isa, &shape, LatentCache::Bf16(&narrow), &case.batch(), out);
         });
@@ -188,7 +152,7 @@ fn a_token_does_not_depend_on_its_window() {
     let mut random = Random::new(4);
     for shape in SHAPES {
         let case = Case::new(&mut random, shape, &[(0, 140), (5, 4), (63, 3)]);
-        let n_tokens = case.positions.len();
+        let n_tokens = case.pages.positions.len();
         let whole = case.run(0..n_tokens);
         for window in [1, 2, 3, 4, 5, 8, 16, 17] {
             for first in (0..n_tokens).step_by(window) {
@@ -207,7 +171,7 @@ fn threads_do_not_change_a_bit() {
     let case = Case::new(&mut random, TINY, &[(0, 200), (150, 1)]);
     let run = |n_threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().unwrap();
-        pool.install(|| case.run(0..case.positions.len()))
+        pool.install(|| case.run(0..case.pages.positions.len()))
     };
     assert_same_bits(&run(1), &run(3), "one and three threads");
 }
@@ -217,7 +181,7 @@ fn threads_do_not_change_a_bit() {
 fn a_visible_position_without_a_block_is_refused() {
     let mut random = Random::new(6);
     let mut case = Case::new(&mut random, TINY, &[(5, 1)]);
-    case.block_tables[0] = -1;
+    case.pages.block_tables[0] = -1;
     case.run(0..1);
 }
 
@@ -232,7 +196,7 @@ impl Selection {
     /// Some of the visible positions of each token, with leftovers behind them.
     fn random(random: &mut Random, case: &Case, topk: usize) -> Self {
         let mut selection = Self { indices: vec![], counts: vec![], topk };
-        for &position in &case.positions {
+        for &position in &case.pages.positions {
             let mut visible: Vec<i32> = (0..=position).collect();
             let count = random.below(topk.min(visible.len()) + 1);
             while visible.len() > count {
@@ -247,12 +211,12 @@ impl Selection {
 
     /// Everything that is visible.
     fn all(case: &Case) -> Self {
-        let topk = *case.positions.iter().max().unwrap() as usize + 2;
+        let topk = *case.pages.positions.iter().max().unwrap() as usize + 2;
         let row =
             |&position: &i32| (0..topk as i32).map(move |p| if p > position { -1 } else { p });
         Self {
-            indices: case.positions.iter().flat_map(row).collect(),
-            counts: case.positions.iter().map(|position| position + 1).collect(),
+            indices: case.pages.positions.iter().flat_map(row).collect(),
+            counts: case.pages.positions.iter().map(|position| position + 1).collect(),
             topk,
         }
     }
@@ -283,7 +247,7 @@ fn attends_to_the_selected_keys_and_nothing_else() {
     for shape in SHAPES {
         let case = Case::new(&mut random, shape, &SEQS);
         let selection = Selection::random(&mut random, &case, 70);
-        let sparse = case.run_sparse(&selection, 0..case.positions.len());
+        let sparse = case.run_sparse(&selection, 0..case.pages.positions.len());
         for (token, out) in sparse.chunks_exact(case.row_len()).enumerate() {
             let keys = selection.keys(token..token + 1);
             let selected = keys.row(0);
@@ -292,7 +256,7 @@ fn attends_to_the_selected_keys_and_nothing_else() {
                 continue;
             }
             // The selected keys as a sequence of their own, every other key gone.
-            let seq = case.token_to_seq[token] as usize;
+            let seq = case.pages.token_to_seq[token] as usize;
             let width = shape.kv_lora_rank + shape.rope_dim;
             let mut own = vec![f32::NAN; case.cache.len()];
             for (position, &from) in selected.iter().enumerate() {
@@ -316,7 +280,7 @@ fn a_selection_of_all_keys_is_dense_bit_for_bit() {
     let mut random = Random::new(8);
     for shape in SHAPES {
         let case = Case::new(&mut random, shape, &SEQS);
-        let n_tokens = case.positions.len();
+        let n_tokens = case.pages.positions.len();
         let sparse = case.run_sparse(&Selection::all(&case), 0..n_tokens);
         assert_same_bits(&case.run(0..n_tokens), &sparse, "all keys selected");
     }
