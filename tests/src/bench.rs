@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use engine_types::TokenId;
 use grpc_api::inference::v1::generate_stream_request::Prompt;
 use grpc_api::inference::v1::generate_stream_response::Event;
@@ -28,6 +28,37 @@ impl From<Dtype> for ComputeDtype {
             Dtype::Bfloat16 => Self::Bfloat16,
             Dtype::Float32 => Self::Float32,
         }
+    }
+}
+
+/// Options that every bench has.
+#[derive(Clone, Debug, Args)]
+pub struct Options {
+    /// Runs of each setting.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeats: u32,
+    /// Drafts a step.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(..=8))]
+    pub k: u32,
+    /// What the model computes in.
+    #[arg(long, value_enum, default_value_t = Dtype::Bfloat16)]
+    pub dtype: Dtype,
+    /// CPU threads of the kernels [default: one a core]
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// `cargo bench` passes it.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Options {
+    /// The options in words, for the head of a report.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let dtype = self.dtype.to_possible_value();
+        let dtype = dtype.as_ref().map_or("", |value| value.get_name());
+        let threads = self.threads.map_or_else(|| "one a core".to_owned(), |n| n.to_string());
+        format!("{dtype}, k = {}, threads: {threads}, repeats: {}", self.k, self.repeats)
     }
 }
 

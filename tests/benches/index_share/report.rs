@@ -1,6 +1,5 @@
 //! The table.
 
-use clap::ValueEnum;
 use integration_tests::table::{self, Column, LEGEND};
 
 use crate::Args;
@@ -30,14 +29,12 @@ fn columns(k: u32) -> Vec<Column<Run>> {
 
 /// What was run, and the head of the table.
 pub(crate) fn header(args: &Args) -> String {
-    let Args { repeats, output_len, concurrency, k, dtype, threads, .. } = args;
-    let dtype = dtype.to_possible_value().map(|value| value.get_name().to_owned());
-    let dtype = dtype.unwrap_or_default();
-    let threads = threads.map_or_else(|| "one a core".to_owned(), |n| n.to_string());
-    let head = table::head(&["input tokens", "sharing"], &columns(*k));
+    let Args { output_len, concurrency, options, .. } = args;
+    let head = table::head(&["input tokens", "sharing"], &columns(options.k));
     format!(
-        "tiny-glm52, {dtype}, k = {k}, {concurrency} concurrent requests, {output_len} output \
-         tokens each, threads: {threads}, repeats: {repeats}; {LEGEND}\n\n{head}"
+        "tiny-glm52, {}: {concurrency} concurrent requests, {output_len} output tokens each; \
+         {LEGEND}\n\n{head}",
+        options.describe()
     )
 }
 

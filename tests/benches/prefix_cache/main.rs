@@ -11,8 +11,8 @@ mod measure;
 mod prompts;
 
 use anyhow::{Result, ensure};
-use clap::{Parser, ValueEnum};
-use integration_tests::bench::{Dtype, limit_threads};
+use clap::Parser;
+use integration_tests::bench::{Options, limit_threads};
 use integration_tests::table::{self, Column, LEGEND};
 
 use crate::measure::{Load, Run};
@@ -35,34 +35,21 @@ struct Args {
     /// Tokens that each request generates.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     output_len: u32,
-    /// Drafts a step.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(..=8))]
-    k: u32,
-    /// Runs of each setting.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    repeats: u32,
-    /// What the model computes in.
-    #[arg(long, value_enum, default_value_t = Dtype::Bfloat16)]
-    dtype: Dtype,
-    /// CPU threads of the kernels [default: one a core]
-    #[arg(long)]
-    threads: Option<usize>,
-    /// `cargo bench` passes it.
-    #[arg(long, hide = true)]
-    bench: bool,
+    #[command(flatten)]
+    options: Options,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    limit_threads(args.threads)?;
+    limit_threads(args.options.threads)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let prompts = prompts::with_prefix(args.prefix_len, args.suffix_len, args.requests as usize)?;
     let load = Load {
         prompts,
         concurrency: args.concurrency,
         output_len: args.output_len,
-        k: args.k,
-        dtype: args.dtype.into(),
+        k: args.options.k,
+        dtype: args.options.dtype.into(),
     };
     let measure = |caching| {
         let run = runtime.block_on(measure::run(&load, caching))?;
@@ -72,7 +59,7 @@ fn main() -> Result<()> {
     // The first run warms caches and clocks up, and only its texts count.
     let texts = measure(false)?.texts;
     let mut runs: [Vec<Run>; 2] = [vec![], vec![]];
-    for _ in 0..args.repeats {
+    for _ in 0..args.options.repeats {
         for (caching, runs) in [false, true].into_iter().zip(&mut runs) {
             let run = measure(caching)?;
             for (idx, (found, expected)) in run.texts.iter().zip(&texts).enumerate() {
@@ -102,15 +89,12 @@ fn columns() -> Vec<Column<Run>> {
 
 /// What was run, and the head of the table.
 fn header(args: &Args) -> String {
-    let Args { requests, prefix_len, suffix_len, concurrency, output_len, k, .. } = args;
-    let dtype = args.dtype.to_possible_value().map(|value| value.get_name().to_owned());
-    let dtype = dtype.unwrap_or_default();
-    let threads = args.threads.map_or_else(|| "one a core".to_owned(), |n| n.to_string());
-    let repeats = args.repeats;
+    let Args { requests, prefix_len, suffix_len, concurrency, output_len, options } = args;
     let head = table::head(&["prefix cache"], &columns());
     format!(
-        "tiny-glm52, {dtype}, k = {k}, {requests} requests, {concurrency} at once, prompts of \
-         {prefix_len} common and {suffix_len} own tokens, {output_len} output tokens each, \
-         threads: {threads}, repeats: {repeats}; equal texts; {LEGEND}\n\n{head}"
+        "tiny-glm52, {}: {requests} requests, {concurrency} at once, prompts of {prefix_len} \
+         common and {suffix_len} own tokens, {output_len} output tokens each; equal texts; \
+         {LEGEND}\n\n{head}",
+        options.describe()
     )
 }
