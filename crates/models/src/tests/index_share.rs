@@ -69,12 +69,12 @@ impl AttentionBackend for Recorder {
 }
 
 /// A model with a recorder, and the tokens of some sequences that the target has run over.
-struct Session {
+struct Recording {
     rig: Rig,
     recorder: &'static Recorder,
 }
 
-impl Session {
+impl Recording {
     fn new(dir: &Path) -> Self {
         let mut rig = Rig::open(dir, true, Ops::Fused, ComputeDtype::Float32);
         let recorder: &'static Recorder = Box::leak(Box::default());
@@ -172,20 +172,20 @@ fn picky_checkpoint() -> tempfile::TempDir {
 #[test]
 fn draft_steps_attend_what_the_mtp_indexer_chose_in_step_zero() {
     let dir = picky_checkpoint();
-    let session = Session::new(dir.path());
+    let recording = Recording::new(dir.path());
     let prompt: [TokenId; 10] = [2, 2, 2, 2, 4, 4, 3, 3, 3, 3];
-    let _ = session.target(&[&prompt]);
-    let target = session.recorder.take();
+    let _ = recording.target(&[&prompt]);
+    let target = recording.recorder.take();
     assert_eq!(target[0][9], [0, 1, 2, 3]);
 
     for (share, n_calls) in [(true, 1), (false, 3)] {
-        let mut proposer = session.proposer(3, share);
+        let mut proposer = recording.proposer(3, share);
         // The second propose runs the indexer anew.
         for _ in 0..2 {
-            let proposal = session.propose(&mut proposer, &[&prompt], &[3]);
+            let proposal = recording.propose(&mut proposer, &[&prompt], &[3]);
             let calls = proposal.indexer.iter().map(|step| step.n_launches).sum::<u64>();
             assert_eq!((calls, proposal.indexer[0].n_launches), (n_calls, 1), "sharing {share}");
-            let attended = session.recorder.take();
+            let attended = recording.recorder.take();
             assert_eq!(attended, vec![vec![vec![6, 7, 8, 9]]; 3], "sharing {share}");
         }
     }
@@ -195,16 +195,16 @@ fn draft_steps_attend_what_the_mtp_indexer_chose_in_step_zero() {
 /// when sequences drop out of the draft loop. Fault case L07.
 #[test]
 fn every_sequence_reuses_its_own_row() {
-    let session = Session::new(&bundled_checkpoints::find("tiny-glm52", None).unwrap());
+    let recording = Recording::new(&bundled_checkpoints::find("tiny-glm52", None).unwrap());
     let text: Vec<TokenId> = (0..300).map(|i| 300 + i * 7 % 2900).collect();
     let prompts = [&text[..90], &text[5..8], &text[40..200], &text[100..231]];
     for n_propose in [[5, 5, 5, 5], [1, 3, 5, 2], [5, 0, 2, 4]] {
-        let mut proposer = session.proposer(5, true);
-        let together = session.propose(&mut proposer, &prompts, &n_propose);
+        let mut proposer = recording.proposer(5, true);
+        let together = recording.propose(&mut proposer, &prompts, &n_propose);
         let launches = together.indexer.map(|step| step.n_launches);
         assert_eq!(launches, [1, 0, 0, 0, 0, 0, 0, 0]);
         let together = together.drafts.to_vec();
-        let attended = session.recorder.take();
+        let attended = recording.recorder.take();
         assert_eq!(attended.len(), 5);
         let active = |step| (0..4).filter(move |&seq: &usize| n_propose[seq] > step);
         let chosen = |seq| &attended[0][active(0).position(|other| other == seq).unwrap()];
@@ -213,9 +213,9 @@ fn every_sequence_reuses_its_own_row() {
             assert_eq!(rows.iter().collect::<Vec<_>>(), expected, "step {step}, {n_propose:?}");
         }
         for (seq, prompt) in prompts.iter().enumerate() {
-            let alone = session.propose(&mut proposer, &[prompt], &[n_propose[seq]]);
+            let alone = recording.propose(&mut proposer, &[prompt], &[n_propose[seq]]);
             assert_eq!(alone.drafts[0], together[seq], "sequence {seq}, {n_propose:?}");
-            let first = session.recorder.take().swap_remove(0);
+            let first = recording.recorder.take().swap_remove(0);
             assert!(n_propose[seq] == 0 || &first[0] == chosen(seq), "sequence {seq}");
         }
     }
@@ -224,17 +224,17 @@ fn every_sequence_reuses_its_own_row() {
 /// Without sharing each step scores its own keys, the drafted positions among them.
 #[test]
 fn unshared_steps_choose_anew() {
-    let session = Session::new(&bundled_checkpoints::find("tiny-glm52", None).unwrap());
+    let recording = Recording::new(&bundled_checkpoints::find("tiny-glm52", None).unwrap());
     let text: Vec<TokenId> = (0..200).map(|i| 300 + i * 7 % 2900).collect();
-    let mut proposer = session.proposer(5, false);
-    let proposal = session.propose(&mut proposer, &[&text, &text[..30]], &[5, 5]);
+    let mut proposer = recording.proposer(5, false);
+    let proposal = recording.propose(&mut proposer, &[&text, &text[..30]], &[5, 5]);
     for (step, counts) in proposal.indexer[..5].iter().enumerate() {
         // The short sequence attends all it sees and scores nothing.
         let n_scored = 200 + step as u64;
         assert_eq!((counts.n_launches, counts.n_rows, counts.n_scored_keys), (1, 2, n_scored));
     }
     assert_eq!(proposal.indexer[5].n_launches, 0);
-    let attended = session.recorder.take();
+    let attended = recording.recorder.take();
     for (step, rows) in attended.iter().enumerate() {
         assert_eq!(rows[1], (0..30 + step as i32).collect::<Vec<_>>(), "step {step}");
         assert_eq!(rows[0].len(), 64, "step {step}");
