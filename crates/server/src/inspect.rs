@@ -54,7 +54,7 @@ fn to_json(summary: &CheckpointSummary) -> Value {
         "num_mtp_layers_present": summary.num_mtp_layers_present,
         "is_mtp_complete": summary.is_mtp_complete,
         "quantization": config.quant_method,
-        "refusal": config.refusal,
+        "refusal": summary.refusal,
     })
 }
 
@@ -103,7 +103,7 @@ fn to_text(summary: &CheckpointSummary) -> String {
     }
     line("MTP layers", mtp_layers(summary));
     line("quantisation", config.quant_method.clone().unwrap_or_else(|| "none".to_owned()));
-    if let Some(refusal) = &config.refusal {
+    if let Some(refusal) = &summary.refusal {
         line("not runnable", refusal.clone());
     }
     text

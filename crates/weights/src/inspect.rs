@@ -91,6 +91,9 @@ pub struct CheckpointSummary {
     /// Whether every MTP tensor that drafting needs is there in its shape; `None` if the model
     /// cannot be run by this version, so that its needs are unknown, or has no MTP layers.
     pub is_mtp_complete: Option<bool>,
+    /// Why this version cannot run the model, be it its config or a tensor of the target that is
+    /// missing or misshapen; `None` if it can.
+    pub refusal: Option<String>,
 }
 
 impl CheckpointSummary {
@@ -115,9 +118,12 @@ impl Checkpoint {
             *bytes_by_dtype.entry(format!("{:?}", info.dtype)).or_default() += info.n_bytes as u64;
             mtp_layers.extend(mtp_layer(info.name, config.num_hidden_layers));
         }
-        let runnable = ModelConfig::from_raw(raw).ok().filter(|model| model.num_mtp_layers > 0);
-        let is_mtp_complete = runnable.map(|model| self.check_mtp(&model).is_ok());
+        let model = ModelConfig::from_raw(raw).ok();
+        let drafting = model.as_ref().filter(|model| model.num_mtp_layers > 0);
+        let is_mtp_complete = drafting.map(|model| self.check_mtp(model).is_ok());
+        let fault = model.and_then(|model| self.check(&model.target_tensors()).err());
         CheckpointSummary {
+            refusal: config.refusal.clone().or(fault.map(|fault| fault.to_string())),
             config,
             parameters,
             bytes_by_dtype,

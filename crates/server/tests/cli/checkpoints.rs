@@ -44,6 +44,8 @@ fn a_missing_target_tensor_is_named_with_and_without_drafting() {
     fail_with(&generate(&checkpoint), &[checkpoint.as_str(), gone]);
     fail_with(&without_drafting(&checkpoint), &[gone]);
     fail_with(&["score", "--model", checkpoint.as_str(), "--prompt-ids", "0,5"], &[gone]);
+    let text = succeed(&["inspect", checkpoint.as_str()]);
+    assert!(text.contains("not runnable") && text.contains(gone), "{text}");
 }
 
 #[test]
