@@ -39,9 +39,6 @@ impl IndexQuery<'_> {
     }
 }
 
-/// Bytes behind the 8-bit codes of an index key: its scale, one float32.
-pub(crate) const FP8_SCALE_BYTES: i64 = 4;
-
 /// Writes and attends paged caches, which all share the block tables of a layout.
 ///
 /// A **latent cache** is `[n_slots, kv_lora_rank + rope_dim]`. An **index cache** is

@@ -2,13 +2,13 @@
 
 use half::bf16;
 use kernels::{
-    IndexBatch, IndexCache, IndexShape, LatentCache, MlaBatch, MlaShape, PagedRows, SelectedKeys,
-    lightning_index, mla_attention, store_fp8_key,
+    FP8_SCALE_BYTES, IndexBatch, IndexCache, IndexShape, LatentCache, MlaBatch, MlaShape,
+    PagedRows, SelectedKeys, lightning_index, mla_attention, store_fp8_key,
 };
 use tch::{Kind, Tensor};
 use torch_ext::{Element, TensorError, empty, slice, slice_mut};
 
-use crate::backend::{AttentionBackend, FP8_SCALE_BYTES, IndexQuery, MlaQuery, width};
+use crate::backend::{AttentionBackend, IndexQuery, MlaQuery, width};
 use crate::device_layout::DeviceLayout;
 use crate::selection::Selection;
 
@@ -98,7 +98,7 @@ impl AttentionBackend for CpuBackend {
         let what = "the index cache";
         match cache.f_kind()? {
             Kind::Uint8 => {
-                let target = (what, head_dim + FP8_SCALE_BYTES as usize);
+                let target = (what, head_dim + FP8_SCALE_BYTES);
                 write_rows(cache, target, layout, rows, |row: &mut [u8], key| {
                     store_fp8_key(key, row);
                 })

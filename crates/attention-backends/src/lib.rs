@@ -51,5 +51,6 @@ mod tests;
 pub use backend::{AttentionBackend, IndexQuery, MlaQuery};
 pub use cpu::CpuBackend;
 pub use device_layout::DeviceLayout;
+pub use kernels::FP8_SCALE_BYTES;
 pub use reference::ReferenceBackend;
 pub use selection::Selection;

@@ -1,9 +1,10 @@
 //! The plain backend: tensor operations, one sequence after the other, on any device.
 
+use kernels::FP8_SCALE_BYTES;
 use tch::{Kind, Tensor};
 use torch_ext::TensorError;
 
-use crate::backend::{AttentionBackend, FP8_SCALE_BYTES, IndexQuery, MlaQuery, width};
+use crate::backend::{AttentionBackend, IndexQuery, MlaQuery, width};
 use crate::device_layout::DeviceLayout;
 use crate::selection::Selection;
 
@@ -226,9 +227,10 @@ fn index_keys(rows: &Tensor) -> Result<Tensor, TensorError> {
     if rows.f_kind()? != Kind::Uint8 {
         return Ok(rows.f_to_kind(Kind::Float)?);
     }
-    let head_dim = width(rows) - FP8_SCALE_BYTES;
+    let scale_bytes = FP8_SCALE_BYTES as i64;
+    let head_dim = width(rows) - scale_bytes;
     let codes = rows.f_narrow(1, 0, head_dim)?.f_contiguous()?;
-    let scales = rows.f_narrow(1, head_dim, FP8_SCALE_BYTES)?.f_contiguous()?;
+    let scales = rows.f_narrow(1, head_dim, scale_bytes)?.f_contiguous()?;
     let codes = codes.f_view_dtype(Kind::Float8e4m3fn)?.f_to_kind(Kind::Float)?;
     Ok(codes.f_mul(&scales.f_view_dtype(Kind::Float)?)?)
 }

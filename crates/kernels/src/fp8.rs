@@ -1,7 +1,7 @@
 //! Index keys in fp8: e4m3 codes and one scale a key.
 
 /// Bytes of the scale behind the codes of a key.
-pub(crate) const SCALE_BYTES: usize = size_of::<f32>();
+pub const FP8_SCALE_BYTES: usize = size_of::<f32>();
 /// The greatest value of a code.
 const MAX: f32 = 448.0;
 /// Keys that are all smaller than this are stored with its scale.
@@ -46,7 +46,7 @@ const fn values() -> [f32; 256] {
 ///
 /// If `out` is not `head_dim + 4` bytes.
 pub fn store_fp8_key(key: &[f32], out: &mut [u8]) {
-    assert_eq!(out.len(), key.len() + SCALE_BYTES, "out is [head_dim + 4]");
+    assert_eq!(out.len(), key.len() + FP8_SCALE_BYTES, "out is [head_dim + 4]");
     let amax = key.iter().fold(LEAST_AMAX, |max, value| max.max(value.abs()));
     let scale = round_up_to_power_of_two(amax / MAX);
     let (codes, scale_bytes) = out.split_at_mut(key.len());
@@ -59,7 +59,8 @@ pub fn store_fp8_key(key: &[f32], out: &mut [u8]) {
 /// The codes and the scale of a stored key.
 #[inline(always)]
 pub(crate) fn split_key(key: &[u8]) -> (&[u8], f32) {
-    let (codes, scale) = key.split_last_chunk::<SCALE_BYTES>().expect("a key ends with its scale");
+    let (codes, scale) =
+        key.split_last_chunk::<FP8_SCALE_BYTES>().expect("a key ends with its scale");
     (codes, f32::from_le_bytes(*scale))
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 
-use crate::fp8::SCALE_BYTES;
+use crate::fp8::FP8_SCALE_BYTES;
 use crate::paged::PagedRows;
 use crate::parallel::{Disjoint, for_each_task, n_threads};
 use crate::simd::{Isa, dispatch};
@@ -50,7 +50,7 @@ impl IndexCache<'_> {
         match self {
             Self::F32(keys) => keys.len().is_multiple_of(head_dim),
             Self::Bf16(keys) => keys.len().is_multiple_of(head_dim),
-            Self::Fp8(keys) => keys.len().is_multiple_of(head_dim + SCALE_BYTES),
+            Self::Fp8(keys) => keys.len().is_multiple_of(head_dim + FP8_SCALE_BYTES),
         }
     }
 }

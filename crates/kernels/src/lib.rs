@@ -53,7 +53,7 @@ mod simd;
 mod test_util;
 
 pub use exp::silu_and_mul;
-pub use fp8::store_fp8_key;
+pub use fp8::{FP8_SCALE_BYTES, store_fp8_key};
 pub use indexer::{IndexBatch, IndexCache, IndexShape, lightning_index};
 pub use linear::PackedLinear;
 pub use logits::{argmax_rows, log_softmax_gather};

@@ -388,14 +388,21 @@ fn generation_config_adds_its_ends() {
 }
 
 #[test]
-fn expected_tensors_are_those_of_the_bundled_index() {
-    let dir = bundled("tiny-dsv3");
+fn expected_tensors_are_those_of_the_bundled_indexes() {
+    // Four layers of tiny-glm52 select, each with five tensors.
+    for (name, n_of_indexers) in [("tiny-dsv3", 0), ("tiny-glm52", 4 * 5)] {
+        check_expected_tensors(&bundled(name), n_of_indexers);
+    }
+}
+
+/// The tensors that a config asks for are those that its checkpoint stores.
+fn check_expected_tensors(dir: &Path, n_of_indexers: usize) {
     let text = std::fs::read_to_string(dir.join("model.safetensors.index.json")).unwrap();
     let index: Value = serde_json::from_str(&text).unwrap();
     let weight_map = index["weight_map"].as_object().unwrap();
     let stored: BTreeSet<&str> = weight_map.keys().map(String::as_str).collect();
 
-    let config = ModelConfig::load(&dir).unwrap();
+    let config = ModelConfig::load(dir).unwrap();
     let mut specs = config.target_tensors();
     specs.extend(config.all_mtp_tensors());
     let names: BTreeSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
@@ -406,11 +413,15 @@ fn expected_tensors_are_those_of_the_bundled_index() {
         optional,
         ["model.layers.5.embed_tokens.weight", "model.layers.5.shared_head.head.weight"].into()
     );
+    let of_indexers = names.iter().filter(|name| name.contains(".indexer."));
+    assert_eq!(of_indexers.count(), n_of_indexers);
     let required: BTreeSet<&str> = names.difference(&optional).copied().collect();
     assert_eq!(required, stored.difference(&optional).copied().collect());
 
+    // Routers, and the norm of index keys.
+    let is_float32 = |name: &str| name.contains(".mlp.gate.") || name.contains(".k_norm.");
     let float32 = |spec: &TensorSpec| spec.load_dtype == LoadDtype::Float32;
-    assert!(specs.iter().all(|spec| float32(spec) == spec.name.contains(".mlp.gate.")));
+    assert!(specs.iter().all(|spec| float32(spec) == is_float32(&spec.name)));
 }
 
 #[test]

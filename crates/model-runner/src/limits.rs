@@ -1,7 +1,7 @@
 //! Memory planning: from options and a model's sizes to the limits that plans keep.
 
 use engine_types::{ExecutorLimits, MAX_SPECULATIVE_TOKENS};
-use models::{DeepseekMtp, IndexCacheDtype, KvInit, LoadedModel};
+use models::{IndexCacheDtype, KvInit, LoadedModel};
 use spec_decode::IndexShare;
 
 use crate::error::RunnerError;
@@ -69,7 +69,7 @@ pub(crate) fn plan_limits(
     model: &LoadedModel,
 ) -> Result<ExecutorLimits, RunnerError> {
     let config = &model.config;
-    let num_mtp_layers = model.mtp.as_ref().map_or(0, DeepseekMtp::num_layers);
+    let num_mtp_layers = model.num_mtp_layers();
     let drafts = options.num_speculative_tokens;
     at_least_one("block_size", options.block_size)?;
     at_least_one("max_num_seqs", options.max_num_seqs)?;

@@ -69,7 +69,7 @@ impl Runner {
             kv_bytes = kv_cache.n_bytes(),
             attention = backend.name(),
             num_speculative_tokens = limits.max_num_speculative_tokens,
-            num_mtp_layers = model.num_cache_layers() - model.config.num_hidden_layers,
+            num_mtp_layers = model.num_mtp_layers(),
             index_share = proposer.shares_index(),
             "runner ready"
         );
@@ -179,17 +179,15 @@ impl Runner {
 
 /// The proposer that `options` ask for, with index sharing on or off.
 fn proposer(model: &LoadedModel, options: &RunnerOptions) -> Result<EagleProposer, RunnerError> {
-    let mtp = model.mtp.as_ref();
     let k = options.num_speculative_tokens as usize;
     let dsa = model.config.dsa.as_ref();
     let facts = IndexShareFacts {
         method: if k > 0 { DraftMethod::Mtp } else { DraftMethod::None },
         config_flag: dsa.is_some_and(|dsa| dsa.index_share_for_mtp_iteration),
         index_topk: dsa.map(|dsa| dsa.index_topk),
-        draft_model_can_share: mtp.is_some_and(DeepseekMtp::can_share_selection),
+        draft_model_can_share: model.mtp.as_ref().is_some_and(DeepseekMtp::can_share_selection),
     };
-    let num_layers = mtp.map_or(0, DeepseekMtp::num_layers);
-    let mut proposer = EagleProposer::new(k, num_layers, options.block_size)?;
+    let mut proposer = EagleProposer::new(k, model.num_mtp_layers(), options.block_size)?;
     let is_shared = options.index_share.resolve(&facts);
     proposer.share_index(is_shared.map_err(|reason| RunnerError::IndexShare { reason })?);
     Ok(proposer)

@@ -18,8 +18,6 @@ pub struct DeepseekMtp {
     rotary: RotaryTable,
     /// Caches of the target in front of those of the MTP layers.
     num_target_layers: usize,
-    /// Attention is sparse, so that steps can share a selection.
-    is_sparse: bool,
 }
 
 struct MtpLayer {
@@ -46,7 +44,6 @@ impl DeepseekMtp {
             layers: layers.collect::<Result<_, _>>()?,
             rotary: target.rotary.share(),
             num_target_layers,
-            is_sparse: builder.config.dsa.is_some(),
         })
     }
 
@@ -59,7 +56,7 @@ impl DeepseekMtp {
     /// Whether a draft step can take the selection of an earlier one instead of running an indexer.
     #[must_use]
     pub fn can_share_selection(&self) -> bool {
-        self.is_sparse
+        self.layers.iter().all(|layer| layer.block.indexer.is_some())
     }
 
     /// The layers over `caches`, those of a pass: the target's layers first, then one for each MTP
@@ -142,11 +139,11 @@ impl BoundMtp<'_> {
 
 impl DraftModel for BoundMtp<'_> {
     fn num_layers(&self) -> usize {
-        self.mtp.layers.len()
+        self.mtp.num_layers()
     }
 
     fn can_share_selection(&self) -> bool {
-        self.mtp.is_sparse
+        self.mtp.can_share_selection()
     }
 
     fn step(&self, input: DraftInput<'_>) -> Result<DraftOutput, DraftError> {

@@ -1,5 +1,6 @@
 //! The caches of the layers.
 
+use attention_backends::FP8_SCALE_BYTES;
 use model_config::DsaConfig;
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -30,7 +31,7 @@ impl IndexCacheDtype {
     fn format(self, dsa: &DsaConfig, kind: Kind) -> (Kind, usize) {
         match self {
             Self::Auto => (kind, dsa.index_head_dim),
-            Self::Fp8 => (Kind::Uint8, dsa.index_head_dim + size_of::<f32>()),
+            Self::Fp8 => (Kind::Uint8, dsa.index_head_dim + FP8_SCALE_BYTES),
         }
     }
 

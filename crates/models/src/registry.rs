@@ -72,7 +72,13 @@ impl LoadedModel {
     /// loaded.
     #[must_use]
     pub fn num_cache_layers(&self) -> usize {
-        self.config.num_hidden_layers + self.mtp.as_ref().map_or(0, DeepseekMtp::num_layers)
+        self.config.num_hidden_layers + self.num_mtp_layers()
+    }
+
+    /// MTP layers that were loaded; 0 without drafting.
+    #[must_use]
+    pub fn num_mtp_layers(&self) -> usize {
+        self.mtp.as_ref().map_or(0, DeepseekMtp::num_layers)
     }
 }
 

@@ -37,8 +37,8 @@ impl Scheduler {
             if !self.entries.is_at(*slot, row.request_id) {
                 continue;
             }
-            let joined = if is_in_order { Some(row_idx) } else { None };
-            let row_idx = joined.or_else(|| self.entries[*slot].outcome_row.take());
+            let row_idx =
+                if is_in_order { Some(row_idx) } else { self.entries[*slot].outcome_row.take() };
             let answer = &outcome.rows()[row_idx.expect("a planned row has an outcome row")];
             check_answer(plan, row, outcome, answer);
             if let Some(reason) = self.apply_row(*slot, (plan, row), (outcome, answer), events) {

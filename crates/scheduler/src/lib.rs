@@ -10,7 +10,7 @@
 //! * After a sampling row exactly one token of the request has no KV \[INV-5], and every row
 //!   queries a known token \[INV-6].
 //! * `plan` and `apply` allocate nothing once their buffers have grown \[INV-8]. A request's own,
-//!   for tokens, table and prefix keys, grow with it.
+//!   for tokens, table and prefix keys, get their room when it is submitted.
 //! * At most `max_num_seqs + max_queued_requests` requests are unfinished \[INV-9].
 //! * A request that starts or comes back computes what the prefix cache lacks; what it publishes
 //!   there is final \[INV-12].

@@ -82,7 +82,7 @@ impl Score<'_> {
                     IndexCache::F32(keys) => row.copy_from_slice(&keys[slot * dim..][..dim]),
                     IndexCache::Bf16(keys) => widen(&keys[slot * dim..][..dim], row),
                     IndexCache::Fp8(keys) => {
-                        let stride = dim + fp8::SCALE_BYTES;
+                        let stride = dim + fp8::FP8_SCALE_BYTES;
                         let (codes, scale) = fp8::split_key(&keys[slot * stride..][..stride]);
                         for (value, &code) in row.iter_mut().zip(codes) {
                             *value = fp8::VALUES[usize::from(code)];

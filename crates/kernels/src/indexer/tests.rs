@@ -172,7 +172,7 @@ fn agrees_with_the_reference_and_never_reads_an_unused_slot() {
 fn to_fp8(keys: &[f32], head_dim: usize) -> (Vec<u8>, Vec<f32>) {
     let (mut stored, mut values) = (vec![], vec![]);
     for key in keys.chunks_exact(head_dim) {
-        let mut bytes = vec![0; head_dim + fp8::SCALE_BYTES];
+        let mut bytes = vec![0; head_dim + fp8::FP8_SCALE_BYTES];
         store_fp8_key(key, &mut bytes);
         let (codes, scale) = fp8::split_key(&bytes);
         values.extend(codes.iter().map(|&code| fp8::VALUES[usize::from(code)] * scale));
