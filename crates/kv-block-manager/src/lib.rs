@@ -43,6 +43,12 @@
 //! **Eviction.** A released block with a key stays cached until there is no free block left. Then
 //! the one released first goes; a table releases its tail before its prefix.
 //!
+//! # Copy on write
+//!
+//! Sequences that start alike (`n > 1`) hold the blocks of what they share together. What they write
+//! lies behind: [`BlockPool::fork`] gives the second one fresh blocks from there on, and where the
+//! shared tokens end inside a block it says which block to copy to which.
+//!
 //! # Example
 //!
 //! ```
@@ -95,5 +101,5 @@ mod pool;
 mod table;
 
 pub use keys::{PrefixKeys, PrefixSpace};
-pub use pool::{BlockPool, PoolStats, PrefixMatch, blocks_for};
+pub use pool::{BlockPool, Fork, PoolStats, PrefixMatch, blocks_for};
 pub use table::BlockTable;

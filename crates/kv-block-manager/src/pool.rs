@@ -57,6 +57,20 @@ impl PrefixMatch {
     }
 }
 
+/// What became of an empty table that asked to share the blocks of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Fork {
+    /// Too few blocks are available; nothing has changed.
+    NoRoom,
+    /// The table holds what it asked for.
+    Done {
+        /// What must be copied before anything is written to either block: from the source's block
+        /// that is shared in part to the table's own. `None` if whole blocks are shared.
+        copy: Option<(BlockId, BlockId)>,
+    },
+}
+
 /// A fixed number of KV blocks, each with a count of its holders, and the prefix cache over them.
 ///
 /// Taking and releasing a block are O(1). Free blocks are taken before cached ones are evicted.
@@ -158,6 +172,52 @@ impl BlockPool {
         }
         table.n_published = found.n_blocks();
         self.ensure_capacity(table, n_tokens)
+    }
+
+    /// How many available blocks [`fork`](Self::fork) takes.
+    #[must_use]
+    pub fn n_fresh_of_fork(&self, n_shared: u32, n_tokens: u32) -> u32 {
+        self.blocks_for(n_tokens) - n_shared / self.block_size
+    }
+
+    /// Gives an empty table the KV of the first `n_shared` tokens of `source` and room behind it,
+    /// until it holds `n_tokens` tokens; or nothing, if that takes more blocks than are available.
+    ///
+    /// Both tables then hold the blocks within `n_shared`, and neither writes there again. So the
+    /// KV of these tokens is final, and it is the same for both sequences: they agree in the
+    /// `n_lookahead` tokens behind `n_shared`, too, and in their [`PrefixSpace`]. A block that
+    /// `n_shared` ends inside of is copied, by the caller.
+    ///
+    /// # Panics
+    ///
+    /// If the table is not empty, `source` holds fewer than `n_shared` tokens, or `n_tokens` is
+    /// less.
+    ///
+    /// [`PrefixSpace`]: crate::PrefixSpace
+    pub fn fork(
+        &mut self,
+        table: &mut BlockTable,
+        source: &BlockTable,
+        n_shared: u32,
+        n_tokens: u32,
+    ) -> Fork {
+        assert!(table.blocks.is_empty(), "only an empty table is forked");
+        assert!(self.blocks_for(n_shared) <= source.n_blocks(), "what is shared has blocks");
+        assert!(n_shared <= n_tokens, "what is shared is a part");
+        if self.n_fresh_of_fork(n_shared, n_tokens) > self.n_available() {
+            return Fork::NoRoom;
+        }
+        let n_whole = n_shared / self.block_size;
+        for &block in &source.blocks[..n_whole as usize] {
+            self.ref_counts[block.0 as usize] += 1;
+            table.blocks.push(block);
+        }
+        table.n_published = source.n_published.min(n_whole);
+        let has_room = self.ensure_capacity(table, n_tokens);
+        assert!(has_room, "fresh blocks are available");
+        let is_partial = !n_shared.is_multiple_of(self.block_size);
+        let at = n_whole as usize;
+        Fork::Done { copy: is_partial.then(|| (source.blocks[at], table.blocks[at])) }
     }
 
     /// Grows `table` until it holds `n_tokens` tokens, by all the blocks that are missing or by

@@ -71,4 +71,5 @@ fn a_leaked_table_is_noticed() {
     pool.check_invariants([]);
 }
 
+mod fork;
 mod prefix;
