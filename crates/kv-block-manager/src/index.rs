@@ -56,10 +56,10 @@ impl PrefixIndex {
         None
     }
 
-    /// Enters `block` under `key` unless the key has a block already.
-    pub(crate) fn insert(&mut self, key: &BlockKey, block: BlockId) {
+    /// Enters `block` under `key` unless the key has a block already; says whether it did.
+    pub(crate) fn insert(&mut self, key: &BlockKey, block: BlockId) -> bool {
         if self.get(key).is_some() {
-            return;
+            return false;
         }
         let bucket = self.bucket(key);
         let entry = &mut self.entries[block.0 as usize];
@@ -67,10 +67,11 @@ impl PrefixIndex {
         *entry = Entry { key: Some(*key), next: self.buckets[bucket] };
         self.buckets[bucket] = block.0;
         self.len += 1;
+        true
     }
 
-    /// Forgets the key of `block`, which has one.
-    pub(crate) fn remove(&mut self, block: BlockId) {
+    /// Forgets the key of `block`, which has one, and yields it.
+    pub(crate) fn remove(&mut self, block: BlockId) -> BlockKey {
         let key = self.entries[block.0 as usize].key.take().expect("a block with a key");
         let next = self.entries[block.0 as usize].next;
         let bucket = self.bucket(&key);
@@ -84,6 +85,19 @@ impl PrefixIndex {
             self.entries[previous as usize].next = next;
         }
         self.len -= 1;
+        key
+    }
+
+    /// Forgets all keys. O(blocks).
+    pub(crate) fn clear(&mut self) {
+        self.buckets.fill(NONE);
+        self.entries.fill(Entry { key: None, next: NONE });
+        self.len = 0;
+    }
+
+    /// All keys, in the order of their blocks.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = BlockKey> {
+        self.entries.iter().filter_map(|entry| entry.key)
     }
 
     pub(crate) fn has(&self, block: BlockId) -> bool {
@@ -120,24 +134,28 @@ mod tests {
         let keys = [0, 1, 2, 3].map(|last| key(0, last));
         for (block, key) in (0..3).map(BlockId).zip(&keys) {
             assert_eq!(index.get(key), None);
-            index.insert(key, block);
+            assert!(index.insert(key, block));
             index.check_invariants();
         }
         let found = |index: &PrefixIndex| keys.map(|key| index.get(&key).map(|block| block.0));
         assert_eq!(found(&index), [Some(0), Some(1), Some(2), None]);
-        index.remove(BlockId(1));
+        assert_eq!(index.remove(BlockId(1)), keys[1]);
         assert_eq!(found(&index), [Some(0), None, Some(2), None]);
-        index.remove(BlockId(2));
-        index.insert(&keys[3], BlockId(1));
+        assert_eq!(index.remove(BlockId(2)), keys[2]);
+        assert!(index.insert(&keys[3], BlockId(1)));
         assert_eq!(found(&index), [Some(0), None, None, Some(1)]);
+        assert_eq!(index.keys().collect::<Vec<_>>(), [keys[0], keys[3]]);
+        index.check_invariants();
+        index.clear();
+        assert_eq!(found(&index), [None; 4]);
         index.check_invariants();
     }
 
     #[test]
     fn the_first_block_of_a_key_stays() {
         let mut index = PrefixIndex::new(2);
-        index.insert(&key(1, 1), BlockId(1));
-        index.insert(&key(1, 1), BlockId(0));
+        assert!(index.insert(&key(1, 1), BlockId(1)));
+        assert!(!index.insert(&key(1, 1), BlockId(0)));
         assert_eq!(index.get(&key(1, 1)), Some(BlockId(1)));
         assert!(!index.has(BlockId(0)));
         index.check_invariants();

@@ -8,9 +8,9 @@ use sha2::{Digest, Sha256};
 /// Separates the hash of a [`PrefixSpace`] from every other use of the hash function.
 const LABEL: &[u8] = b"kv prefix space 1";
 
-/// The SHA-256 hash that stands for a block and all blocks before it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BlockKey(pub(crate) [u8; 32]);
+/// The SHA-256 hash that stands for a block and all blocks before it, or for a [`PrefixSpace`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockKey(pub [u8; 32]);
 
 impl fmt::Debug for BlockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,8 +37,11 @@ pub struct PrefixSpace<'a> {
 #[derive(Clone, Debug)]
 pub struct PrefixKeys {
     n_lookahead: u32,
+    is_salted: bool,
+    /// The parent of the first key: what stands for the space.
+    root: BlockKey,
     keys: Vec<BlockKey>,
-    /// The parent of the next key: the last one, or what stands for the space.
+    /// The parent of the next key: the last one, or the root.
     tip: BlockKey,
 }
 
@@ -50,8 +53,9 @@ impl PrefixKeys {
         hasher.update([u8::from(space.drafted), u8::from(space.salt.is_some())]);
         hasher.update(space.n_lookahead.to_le_bytes());
         hasher.update(space.salt.unwrap_or_default());
-        let tip = BlockKey(hasher.finalize().into());
-        Self { n_lookahead: space.n_lookahead, keys: vec![], tip }
+        let root = BlockKey(hasher.finalize().into());
+        let is_salted = space.salt.is_some();
+        Self { n_lookahead: space.n_lookahead, is_salted, root, keys: vec![], tip: root }
     }
 
     /// Makes room for the keys of `n_blocks` blocks.
@@ -63,6 +67,20 @@ impl PrefixKeys {
     #[must_use]
     pub fn n_lookahead(&self) -> u32 {
         self.n_lookahead
+    }
+
+    pub(crate) fn is_salted(&self) -> bool {
+        self.is_salted
+    }
+
+    /// The keys that have been computed.
+    pub(crate) fn known(&self) -> &[BlockKey] {
+        &self.keys
+    }
+
+    /// The key of the block before block `block_idx`; the space's for the first one.
+    pub(crate) fn parent(&self, block_idx: usize) -> BlockKey {
+        block_idx.checked_sub(1).map_or(self.root, |before| self.keys[before])
     }
 
     /// The keys of the first `n_blocks` blocks of `tokens`, whose earlier ones have not changed

@@ -43,6 +43,12 @@
 //! **Eviction.** A released block with a key stays cached until there is no free block left. Then
 //! the one released first goes; a table releases its tail before its prefix.
 //!
+//! # Events
+//!
+//! A pool that is told to ([`BlockPool::record_events`]) records each change of what the prefix
+//! cache holds, so that a reader who starts from a [snapshot](BlockPool::snapshot) always knows it.
+//! Published blocks that the cache knows already, hits and released blocks change nothing.
+//!
 //! # Copy on write
 //!
 //! Sequences that start alike (`n > 1`) hold the blocks of what they share together. What they write
@@ -94,12 +100,14 @@
 //! assert_eq!(found.n_blocks(), 1);
 //! ```
 
+mod events;
 mod index;
 mod keys;
 mod lru;
 mod pool;
 mod table;
 
-pub use keys::{PrefixKeys, PrefixSpace};
+pub use events::{KvChange, KvEvent, StoredBlocks};
+pub use keys::{BlockKey, PrefixKeys, PrefixSpace};
 pub use pool::{BlockPool, Fork, PoolStats, PrefixMatch, blocks_for};
 pub use table::BlockTable;

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use engine_types::{BlockId, TokenId};
 
+use crate::events::{EventLog, KvChange, KvEvent};
 use crate::index::PrefixIndex;
 use crate::keys::PrefixKeys;
 use crate::lru::LruList;
@@ -86,6 +87,7 @@ pub struct BlockPool {
     cached: LruList,
     /// `None` without a prefix cache.
     index: Option<PrefixIndex>,
+    events: EventLog,
     n_evictions: u64,
     scratch: Vec<u8>,
 }
@@ -105,6 +107,7 @@ impl BlockPool {
             free: (0..num_blocks).rev().map(BlockId).collect(),
             cached: LruList::new(num_blocks),
             index: None,
+            events: EventLog::default(),
             n_evictions: 0,
             scratch: vec![],
         }
@@ -242,7 +245,8 @@ impl BlockPool {
     fn take(&mut self) -> BlockId {
         self.free.pop().unwrap_or_else(|| {
             let block = self.cached.pop_front().expect("a block is available");
-            self.index.as_mut().expect("cached blocks are indexed").remove(block);
+            let index = self.index.as_mut().expect("cached blocks are indexed");
+            self.events.removed(index.remove(block));
             self.n_evictions += 1;
             block
         })
@@ -267,12 +271,54 @@ impl BlockPool {
         if n_blocks <= table.n_published {
             return;
         }
-        let keys = keys.of(tokens, self.block_size, n_blocks, &mut self.scratch);
+        keys.of(tokens, self.block_size, n_blocks, &mut self.scratch);
         let new = table.n_published as usize..n_blocks as usize;
-        for (key, block) in keys[new.clone()].iter().zip(&table.blocks[new]) {
-            index.insert(key, *block);
+        let mut run_start = new.start;
+        for block_idx in new.clone() {
+            if !index.insert(&keys.known()[block_idx], table.blocks[block_idx]) {
+                self.events.stored(keys, tokens, self.block_size, run_start..block_idx);
+                run_start = block_idx + 1;
+            }
         }
+        self.events.stored(keys, tokens, self.block_size, run_start..new.end);
         table.n_published = n_blocks;
+    }
+
+    /// Empties the prefix cache: no sequence finds any block that was published up to now. Those
+    /// that hold such blocks keep them. O(blocks).
+    pub fn clear_prefix_cache(&mut self) {
+        let Some(index) = &mut self.index else { return };
+        index.clear();
+        while let Some(block) = self.cached.pop_front() {
+            self.free.push(block);
+        }
+        self.events.cleared();
+    }
+
+    /// Records what changes in the prefix cache: keeps the latest `capacity` events for
+    /// [`drain_events`](Self::drain_events). With 0, which is how a pool starts, it stops, and
+    /// recording costs nothing.
+    pub fn record_events(&mut self, capacity: usize) {
+        self.events.set_capacity(capacity);
+    }
+
+    /// Moves the events that were recorded since the last call to the end of `events`.
+    pub fn drain_events(&mut self, events: &mut Vec<KvEvent>) {
+        self.events.drain_into(events);
+    }
+
+    /// How many events were lost since nobody fetched them in time.
+    #[must_use]
+    pub fn n_dropped_events(&self) -> u64 {
+        self.events.n_dropped()
+    }
+
+    /// What the prefix cache holds, as the event that a reader starts from: the next one recorded
+    /// has the next number. O(blocks).
+    #[must_use]
+    pub fn snapshot(&self) -> KvEvent {
+        let keys = self.index.iter().flat_map(PrefixIndex::keys).collect();
+        KvEvent { sequence: self.events.last_sequence(), change: KvChange::Snapshot { keys } }
     }
 
     /// Gives up every block of `table`, the last one first, and empties it. So a sequence's tail is

@@ -30,6 +30,39 @@ fn growth_is_all_or_nothing() {
 }
 
 #[test]
+fn a_pool_fills_to_the_last_block_and_gets_all_back() {
+    let mut pool = BlockPool::new(10, 4);
+    let mut tables: Vec<_> = (0..10).map(|_| BlockTable::default()).collect();
+    for table in &mut tables {
+        assert!(pool.ensure_capacity(table, 1));
+    }
+    assert_eq!(pool.n_available(), 0);
+    assert!(!pool.ensure_capacity(&mut tables[0], 5));
+    tables.iter_mut().for_each(|table| pool.release_table(table));
+    pool.check_invariants(&tables);
+    assert_eq!(pool.n_available(), 10);
+}
+
+#[test]
+fn a_table_grows_where_a_block_ends() {
+    // Block size, tokens held, tokens wanted, blocks then.
+    for (block_size, n_held, n_wanted, n_blocks) in [
+        (4, 14, 16, 4),
+        (4, 16, 17, 5),
+        (4, 14, 19, 5),
+        (4, 5, 8, 2),
+        (1, 2, 3, 3),
+        (64, 64, 65, 2),
+    ] {
+        let mut pool = BlockPool::new(6, block_size);
+        let mut table = BlockTable::default();
+        assert!(pool.ensure_capacity(&mut table, n_held));
+        assert!(pool.ensure_capacity(&mut table, n_wanted));
+        assert_eq!(table.n_blocks(), n_blocks, "{n_held} to {n_wanted} by {block_size}");
+    }
+}
+
+#[test]
 fn capacity_at_hand_takes_nothing() {
     let mut pool = BlockPool::new(2, 4);
     let mut table = BlockTable::default();
@@ -71,5 +104,6 @@ fn a_leaked_table_is_noticed() {
     pool.check_invariants([]);
 }
 
+mod events;
 mod fork;
 mod prefix;

@@ -2,20 +2,24 @@
 
 use crate::{BlockPool, BlockTable, PrefixKeys, PrefixMatch, PrefixSpace};
 
-const PLAIN: PrefixSpace = PrefixSpace { salt: None, drafted: false, n_lookahead: 0 };
-const DRAFTED: PrefixSpace = PrefixSpace { salt: None, drafted: true, n_lookahead: 1 };
+pub(super) const PLAIN: PrefixSpace = PrefixSpace { salt: None, drafted: false, n_lookahead: 0 };
+pub(super) const DRAFTED: PrefixSpace = PrefixSpace { salt: None, drafted: true, n_lookahead: 1 };
 
 /// A sequence with blocks.
-struct Holder {
-    tokens: Vec<u32>,
+pub(super) struct Holder {
+    pub(super) tokens: Vec<u32>,
     keys: PrefixKeys,
-    table: BlockTable,
+    pub(super) table: BlockTable,
     n_hits: u32,
 }
 
 impl Holder {
     /// Takes blocks for all `tokens`, those in the cache included; `None` if there is no room.
-    fn admit(pool: &mut BlockPool, space: PrefixSpace<'_>, tokens: &[u32]) -> Option<Self> {
+    pub(super) fn admit(
+        pool: &mut BlockPool,
+        space: PrefixSpace<'_>,
+        tokens: &[u32],
+    ) -> Option<Self> {
         let (mut table, mut keys) = (BlockTable::default(), PrefixKeys::new(space));
         let mut found = PrefixMatch::default();
         pool.match_prefix(&mut keys, tokens, &mut found);
@@ -25,7 +29,7 @@ impl Holder {
     }
 
     /// Publishes what is settled once all tokens but the last have KV.
-    fn publish(&mut self, pool: &mut BlockPool) {
+    pub(super) fn publish(&mut self, pool: &mut BlockPool) {
         let n_behind = self.keys.n_lookahead().max(1);
         let n_settled = (self.tokens.len() as u32).saturating_sub(n_behind);
         pool.publish(&mut self.table, &mut self.keys, &self.tokens, n_settled);
@@ -37,7 +41,7 @@ impl Holder {
 }
 
 /// Runs a sequence from start to end and returns how many blocks it found.
-fn run(pool: &mut BlockPool, space: PrefixSpace<'_>, tokens: &[u32]) -> u32 {
+pub(super) fn run(pool: &mut BlockPool, space: PrefixSpace<'_>, tokens: &[u32]) -> u32 {
     let mut holder = Holder::admit(pool, space, tokens).expect("room");
     holder.publish(pool);
     pool.check_invariants([&holder.table]);
@@ -47,7 +51,7 @@ fn run(pool: &mut BlockPool, space: PrefixSpace<'_>, tokens: &[u32]) -> u32 {
 }
 
 /// How many blocks of `tokens` the cache has; nothing changes.
-fn n_hits(pool: &mut BlockPool, space: PrefixSpace<'_>, tokens: &[u32]) -> u32 {
+pub(super) fn n_hits(pool: &mut BlockPool, space: PrefixSpace<'_>, tokens: &[u32]) -> u32 {
     let mut found = PrefixMatch::default();
     pool.match_prefix(&mut PrefixKeys::new(space), tokens, &mut found);
     found.n_blocks()
@@ -240,8 +244,9 @@ fn publishing_goes_on_where_it_stopped() {
         pool.publish(&mut holder.table, &mut holder.keys, &tokens, n_settled);
         assert_eq!(n_hits(&mut pool, PLAIN, &tokens), n_blocks, "{n_settled} settled");
     }
-    // Blocks that were lost are found again, with the same keys.
+    // Blocks that were lost are found again, with the same keys, and published anew from the start.
     pool.release_table(&mut holder.table);
+    assert_eq!(holder.table.n_published, 0);
     let mut found = PrefixMatch::default();
     pool.match_prefix(&mut holder.keys, &tokens, &mut found);
     assert_eq!((found.n_blocks(), found.n_idle()), (4, 4));
