@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use engine_types::{
-    BlockId, ExecutorError, ExecutorLimits, PlanRow, RequestId, StepExecutor, StepOutcome,
-    StepPlan, TokenId,
+    BlockId, BlockTables, ExecutorError, ExecutorLimits, PlanRow, RequestId, StepExecutor,
+    StepOutcome, StepPlan, StepQueue, TokenId,
 };
 
 use crate::model::{Drafter, State, draft_entry};
@@ -26,6 +26,8 @@ struct Slot {
 #[derive(Debug)]
 pub struct HashExecutor {
     limits: ExecutorLimits,
+    queue: StepQueue,
+    tables: BlockTables,
     /// The target's KV.
     slots: Vec<Slot>,
     /// Each draft layer's KV.
@@ -49,6 +51,8 @@ impl HashExecutor {
         let n_slots = limits.num_blocks as usize * limits.block_size as usize;
         Self {
             limits,
+            queue: StepQueue::default(),
+            tables: BlockTables::default(),
             slots: vec![POISON; n_slots],
             draft_slots: vec![vec![POISON; n_slots]; limits.n_lookahead_max as usize],
             valid_lens: HashMap::new(),
@@ -71,18 +75,19 @@ impl HashExecutor {
     /// Checks what concerns the batch as a whole.
     fn check_plan(&self, plan: &StepPlan) {
         let rows = plan.rows();
-        assert!(!rows.is_empty() && rows.len() <= self.limits.max_num_seqs as usize);
-        assert!(plan.all_tokens().len() <= self.limits.max_num_batched_tokens as usize);
+        assert!(rows.len() <= self.limits.max_num_seqs as usize);
+        assert!(plan.n_queried() <= self.limits.max_num_batched_tokens as usize);
         assert!(plan.all_tokens().iter().all(|token| *token < self.limits.vocab_size));
         let ids: HashSet<_> = rows.iter().map(|row| row.request_id).collect();
         assert_eq!(ids.len(), rows.len(), "one row a request");
         let mut n_tables = HashMap::new();
-        for block in rows.iter().flat_map(|row| plan.blocks(row)) {
+        for block in rows.iter().flat_map(|row| self.tables.blocks(row.table)) {
             *n_tables.entry(block).or_insert(0) += 1;
         }
         for row in rows {
             let n_whole = (row.n_computed / self.limits.block_size) as usize;
-            let is_own = plan.blocks(row)[n_whole..].iter().all(|block| n_tables[block] == 1);
+            let is_own =
+                self.tables.blocks(row.table)[n_whole..].iter().all(|block| n_tables[block] == 1);
             assert!(is_own, "{}: a block to be written is in one table only", row.request_id);
         }
     }
@@ -101,8 +106,20 @@ impl HashExecutor {
         }
     }
 
+    /// Blocks that take over others' content do so in every layer.
+    fn copy_blocks(&mut self, plan: &StepPlan) {
+        let block_size = self.limits.block_size as usize;
+        for copy in plan.copies() {
+            let (from, to) = (copy.from.0 as usize * block_size, copy.to.0 as usize * block_size);
+            for slots in std::iter::once(&mut self.slots).chain(&mut self.draft_slots) {
+                slots.copy_within(from..from + block_size, to);
+            }
+        }
+    }
+
     fn run_row(&mut self, plan: &StepPlan, row: &PlanRow, outcome: &mut StepOutcome) {
-        let (blocks, tokens) = (plan.blocks(row), plan.tokens(row));
+        let (blocks, tokens) = (self.tables.blocks(row.table).to_vec(), plan.tokens(row));
+        let blocks = &blocks[..];
         let mut state = State::EMPTY;
         for position in 0..row.n_computed {
             state = state.read(self.slots[self.slot_idx(blocks, position)].entry);
@@ -141,8 +158,8 @@ impl HashExecutor {
             let following = run.last().map_or(plan.lookahead(row), std::slice::from_ref);
             let known = [&tokens[..(valid_len - row.n_computed) as usize], following].concat();
             let last = states[n_known + n_accepted as usize - 1];
-            drafts = self.propose((plan, row), valid_len, &known, last.extend(following[0]));
-            self.check_shared(plan, row, &known);
+            drafts = self.propose(row, valid_len, &known, last.extend(following[0]));
+            self.check_shared(row, &known);
         }
         self.valid_lens.insert(row.request_id, valid_len);
         outcome.push_row(row.request_id, &run, n_accepted, &drafts);
@@ -155,12 +172,12 @@ impl HashExecutor {
     /// included. Where a layer needs a token behind them it takes a draft, or else the last one.
     fn propose(
         &mut self,
-        (plan, row): (&StepPlan, &PlanRow),
+        row: &PlanRow,
         valid_len: u32,
         known: &[TokenId],
         mut state: State,
     ) -> Vec<TokenId> {
-        let blocks = plan.blocks(row);
+        let blocks = &self.tables.blocks(row.table).to_vec()[..];
         let n_layers = self.limits.n_lookahead_max;
         let mut known = known.to_vec();
         let mut read = vec![];
@@ -214,11 +231,11 @@ impl HashExecutor {
     /// Checks the draft layers' KV of a prefix that the request has not computed itself: it is made
     /// of the request's own tokens, those behind the prefix included. Drafts alone would not show
     /// that, since with several layers KV of a request's own may come from rejected drafts.
-    fn check_shared(&self, plan: &StepPlan, row: &PlanRow, known: &[TokenId]) {
+    fn check_shared(&self, row: &PlanRow, known: &[TokenId]) {
         if self.valid_lens.get(&row.request_id) == Some(&row.n_computed) {
             return;
         }
-        let blocks = plan.blocks(row);
+        let blocks = self.tables.blocks(row.table);
         for (layer, slots) in (1..).zip(&self.draft_slots) {
             for position in 0..row.n_computed {
                 let found = slots[self.slot_idx(blocks, position)].token;
@@ -237,7 +254,22 @@ impl StepExecutor for HashExecutor {
         self.limits
     }
 
-    fn execute(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+    fn launch(&mut self, plan: &StepPlan) {
+        self.queue.launch(plan);
+    }
+
+    fn collect(&mut self, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+        let mut queue = std::mem::take(&mut self.queue);
+        let result = queue.collect(outcome, |plan, outcome| self.run(plan, outcome));
+        self.queue = queue;
+        result
+    }
+}
+
+impl HashExecutor {
+    fn run(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+        self.copy_blocks(plan);
+        self.tables.update(plan);
         self.check_plan(plan);
         let mut answers = StepOutcome::default();
         for row in plan.rows() {
@@ -249,7 +281,6 @@ impl StepExecutor for HashExecutor {
         }
         let mut order: Vec<_> = answers.rows().iter().collect();
         self.rng.shuffle(&mut order);
-        outcome.clear();
         for row in order {
             let (tokens, drafts) = (answers.tokens(row), answers.drafts(row));
             outcome.push_row(row.request_id, tokens, row.n_accepted, drafts);

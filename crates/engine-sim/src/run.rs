@@ -7,7 +7,8 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use engine_types::{
-    BlockId, ExecutorError, RequestEvent, RequestId, StepExecutor, StepOutcome, StepPlan,
+    BlockId, BlockTables, ExecutorError, RequestEvent, RequestId, StepExecutor, StepOutcome,
+    StepPlan,
 };
 use scheduler::{Scheduler, SubmitError};
 
@@ -106,6 +107,7 @@ struct Run {
     scheduler: Scheduler,
     executor: HashExecutor,
     plan: StepPlan,
+    tables: BlockTables,
     outcome: StepOutcome,
     events: Vec<RequestEvent>,
     ledger: Ledger,
@@ -133,6 +135,7 @@ impl Run {
             scheduler,
             executor,
             plan: StepPlan::default(),
+            tables: BlockTables::default(),
             outcome: StepOutcome::default(),
             events: vec![],
             ledger: Ledger::default(),
@@ -242,16 +245,17 @@ impl Run {
     /// Checks the plan against the scheduler's own configuration, whose blocks each row reads, and
     /// who got a row first.
     fn check_plan(&mut self) {
+        self.tables.update(&self.plan);
         let config = &self.workload.config;
         assert!(self.plan.rows().len() <= config.max_num_seqs as usize);
-        assert!(self.plan.all_tokens().len() <= config.max_num_batched_tokens as usize);
+        assert!(self.plan.n_queried() <= config.max_num_batched_tokens as usize);
         for row in self.plan.rows() {
             self.ledger.note_row(row.request_id, row.n_computed);
             let mut arrivals = self.workload.arrivals.iter().map(|arrival| &arrival.request);
             let request = arrivals.find(|request| request.id == row.request_id);
             let salt = &request.expect("a row of a request").cache_salt;
             let n_whole = (row.n_computed / self.workload.limits.block_size) as usize;
-            let (read, written) = self.plan.blocks(row).split_at(n_whole);
+            let (read, written) = self.tables.blocks(row.table).split_at(n_whole);
             let is_own = read.iter().all(|block| self.salts[block] == *salt);
             assert!(is_own, "{}: blocks of another salt", row.request_id);
             self.salts.extend(written.iter().map(|block| (*block, salt.clone())));

@@ -160,6 +160,8 @@ fn arrival(rng: &mut Rng, n: u32, (limits, k): (&ExecutorLimits, u32), texts: &T
             prompt: prompt(rng, n_prompt, limits, texts),
             params,
             cache_salt: rng.chance(25).then(|| vec![1; rng.pick(&[1, 2])]),
+            priority: 0,
+            siblings: vec![],
         },
         step,
         abort: rng.chance(15).then(|| (step + u64::from(rng.between(0, 30)), rng.chance(50))),

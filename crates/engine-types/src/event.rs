@@ -22,6 +22,8 @@ pub enum FinishReason {
     OutOfBlocks,
     /// The client left or asked for it.
     Aborted,
+    /// The time that the request was given is over.
+    DeadlineExceeded,
     /// A step failed; the text says how.
     Failed(String),
 }

@@ -17,10 +17,11 @@
 //! ```
 //! use engine_types::{
 //!     BlockId, ExecutorError, ExecutorLimits, RequestId, RowSpec, StepExecutor, StepOutcome,
-//!     StepPlan,
+//!     StepPlan, StepQueue,
 //! };
 //!
-//! struct Successor;
+//! #[derive(Default)]
+//! struct Successor(StepQueue);
 //!
 //! impl StepExecutor for Successor {
 //!     fn limits(&self) -> ExecutorLimits {
@@ -36,30 +37,35 @@
 //!         }
 //!     }
 //!
-//!     fn execute(
-//!         &mut self,
-//!         plan: &StepPlan,
-//!         outcome: &mut StepOutcome,
-//!     ) -> Result<(), ExecutorError> {
-//!         outcome.clear();
-//!         for row in plan.rows() {
-//!             let last = *plan.tokens(row).last().expect("a row queries at least one token");
-//!             let emitted = if row.samples { vec![last + 1] } else { vec![] };
-//!             outcome.push_row(row.request_id, &emitted, 0, &[]);
-//!         }
-//!         Ok(())
+//!     fn launch(&mut self, plan: &StepPlan) {
+//!         self.0.launch(plan);
+//!     }
+//!
+//!     fn collect(&mut self, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+//!         self.0.collect(outcome, |plan, outcome| {
+//!             for row in plan.rows() {
+//!                 let last = *plan.tokens(row).last().expect("a row queries at least one token");
+//!                 let emitted = if row.samples { vec![last + 1] } else { vec![] };
+//!                 outcome.push_row(row.request_id, &emitted, 0, &[]);
+//!             }
+//!             Ok(())
+//!         })
 //!     }
 //! }
 //!
 //! let mut plan = StepPlan::default();
-//! let spec = RowSpec { n_computed: 0, n_draft: 0, samples: true, drafting: false, n_propose: 0 };
-//! plan.push_row(RequestId(7), spec, &[1, 2, 3], &[], &[BlockId(0)]);
-//! let mut outcome = StepOutcome::default();
-//! Successor.execute(&plan, &mut outcome).unwrap();
+//! let spec = RowSpec {
+//!     n_computed: 0, n_draft: 0, samples: true, prefill: true, drafting: false, n_propose: 0,
+//! };
+//! let table = plan.update_table(0, 0, &[BlockId(0)]);
+//! plan.push_row(RequestId(7), spec, &[1, 2, 3], &[], table);
+//! let (mut executor, mut outcome) = (Successor::default(), StepOutcome::default());
+//! executor.execute(&plan, &mut outcome).unwrap();
 //! let row = outcome.row(RequestId(7)).unwrap();
 //! assert_eq!(outcome.tokens(row), &[4]);
 //! ```
 
+mod block_tables;
 mod event;
 mod executor;
 mod ids;
@@ -68,16 +74,19 @@ mod outcome;
 mod plan;
 mod request;
 mod spec_stats;
+mod step_queue;
 mod step_tokens;
 
+pub use block_tables::{BlockTables, RowTable, TableUpdate};
 pub use event::{FinishReason, RequestEvent, TokensEvent, Usage};
-pub use executor::{ExecutorError, ExecutorLimits, StepExecutor};
+pub use executor::{ExecutorError, ExecutorLimits, MAX_STEPS_IN_FLIGHT, OutputMode, StepExecutor};
 pub use ids::{BlockId, RequestId, Span, StepId, TokenId};
 pub use indexer_stats::{IndexerCounts, IndexerStats};
 pub use outcome::{OutcomeRow, StepOutcome};
-pub use plan::{PlanRow, RowSpec, StepPlan};
+pub use plan::{BlockCopy, PlanRow, RowSpec, StepPlan, TokenSource};
 pub use request::{Request, SamplingParams};
 pub use spec_stats::SpecDecodeStats;
+pub use step_queue::StepQueue;
 pub use step_tokens::StepTokens;
 
 /// The largest `num_speculative_tokens` that the engine accepts.

@@ -37,7 +37,8 @@ impl StepOutcome {
     ///
     /// `tokens` is the accepted run: `n_accepted` drafts that the target confirmed, then the one
     /// token that the target adds (recovered on a rejection, bonus if all passed). It is empty
-    /// exactly for rows that do not sample. `drafts` are proposals for the next step.
+    /// exactly for rows that do not sample, or continue a row of a failed step. `drafts` are
+    /// proposals for the next step, as many as planned.
     ///
     /// # Panics
     ///
@@ -73,6 +74,13 @@ impl StepOutcome {
     #[must_use]
     pub fn row(&self, request_id: RequestId) -> Option<&OutcomeRow> {
         self.rows.iter().find(|row| row.request_id == request_id)
+    }
+
+    /// The row of a request, which is likely to be row `hint`.
+    #[must_use]
+    pub fn row_near(&self, hint: usize, request_id: RequestId) -> Option<&OutcomeRow> {
+        let likely = self.rows.get(hint).filter(|row| row.request_id == request_id);
+        likely.or_else(|| self.row(request_id))
     }
 
     /// The accepted run of `row`.

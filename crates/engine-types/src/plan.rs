@@ -1,12 +1,14 @@
 //! What a step is to do: one row a request, with flat buffers behind.
 
+use crate::block_tables::{RowTable, TableUpdate};
 use crate::ids::{BlockId, RequestId, Span, StepId, TokenId};
+use crate::outcome::StepOutcome;
 
 /// The scalar part of a row, as the scheduler decides it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RowSpec {
     /// Tokens of the request whose KV is valid before this step; also the position of the row's
-    /// first queried token.
+    /// first queried token. Of a row whose tokens are in flight, the least that it can be.
     pub n_computed: u32,
     /// How many of the queried tokens, counted from the end, are drafts to be verified. Explicit,
     /// since a short last prefill chunk and a verify window look alike.
@@ -14,10 +16,27 @@ pub struct RowSpec {
     /// Whether the row emits tokens: true for a final prefill chunk, a decode and a verify row,
     /// false for a middle prefill chunk.
     pub samples: bool,
+    /// Whether the row reads a prompt (or recomputes after a preemption) rather than continuing an
+    /// output. For statistics.
+    pub prefill: bool,
     /// Whether the request is drafted for, so that the draft layers' KV must follow this row.
     pub drafting: bool,
     /// How many drafts to propose for the next step; 0 where none can be used.
     pub n_propose: u32,
+}
+
+/// Where the tokens that a row queries come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenSource {
+    /// The plan holds them.
+    Host,
+    /// They are not known on the host yet: the row queries the last token that this row of the step
+    /// before emits, and the drafts that it proposes. The positions of both follow from how many
+    /// drafts it accepts, which adds to [`PlanRow::n_computed`].
+    InFlight {
+        /// Which row of the step before.
+        row: u32,
+    },
 }
 
 /// One request's part of a step.
@@ -25,7 +44,7 @@ pub struct RowSpec {
 pub struct PlanRow {
     /// Whose row this is.
     pub request_id: RequestId,
-    /// Tokens whose KV is valid before this step.
+    /// Tokens whose KV is valid before this step; the least number where `source` is in flight.
     pub n_computed: u32,
     /// Tokens fed in this step: positions `n_computed .. n_computed + n_query`.
     pub n_query: u32,
@@ -33,44 +52,81 @@ pub struct PlanRow {
     pub n_draft: u32,
     /// Whether the row emits tokens.
     pub samples: bool,
+    /// Whether the row reads a prompt or recomputes.
+    pub prefill: bool,
     /// Whether the draft layers' KV must follow this row.
     pub drafting: bool,
-    /// How many drafts to propose after this row.
+    /// How many drafts to propose after this row; the outcome has exactly as many.
     pub n_propose: u32,
+    /// Where its tokens come from.
+    pub source: TokenSource,
+    /// The row's block table, long enough for every position that the step can write: the queried
+    /// tokens and, behind them, `n_propose - 1` draft positions.
+    pub table: RowTable,
+    queried: Span,
     tokens: Span,
     lookahead: Span,
-    blocks: Span,
+}
+
+/// A block whose content another one takes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// Which block is read.
+    pub from: BlockId,
+    /// Which block is written.
+    pub to: BlockId,
 }
 
 /// One step's work, as plain data that the executor only reads.
 ///
-/// The buffers are reused: [`StepPlan::clear`] keeps their capacity.
+/// An executor first copies blocks ([`StepPlan::copies`]), then brings its block tables up to date
+/// ([`StepPlan::table_updates`]), then runs the rows. The buffers are reused: [`StepPlan::clear`]
+/// keeps their capacity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepPlan {
     /// Which step this is.
     pub step_id: StepId,
     rows: Vec<PlanRow>,
+    n_queried: usize,
     tokens: Vec<TokenId>,
     lookahead: Vec<TokenId>,
+    updates: Vec<(RowTable, Span)>,
     blocks: Vec<BlockId>,
+    copies: Vec<BlockCopy>,
 }
 
 impl StepPlan {
     /// Empties the plan and keeps its buffers.
     pub fn clear(&mut self) {
         self.rows.clear();
+        self.n_queried = 0;
         self.tokens.clear();
         self.lookahead.clear();
+        self.updates.clear();
         self.blocks.clear();
+        self.copies.clear();
     }
 
-    /// Appends a row.
+    /// Says that table `slot` reads `blocks` from index `start` on and ends with them, and returns
+    /// it. A plan tells only what has changed since the plans before it.
+    pub fn update_table(&mut self, slot: u32, start: u32, blocks: &[BlockId]) -> RowTable {
+        let span = Span::after(self.blocks.len(), blocks.len());
+        self.blocks.extend_from_slice(blocks);
+        self.updates.push((RowTable { slot, n_blocks: start }, span));
+        RowTable { slot, n_blocks: start + span.len }
+    }
+
+    /// Says that a block takes over another one's content before the rows run.
+    pub fn push_copy(&mut self, copy: BlockCopy) {
+        self.copies.push(copy);
+    }
+
+    /// Appends a row whose tokens are known.
     ///
     /// `tokens` are the ids at positions `n_computed ..`, drafts last. `lookahead` are the known
     /// ids that follow them (prompt tokens after a middle chunk), which the drafter needs because
     /// it runs ahead of the target; at most `ExecutorLimits::n_lookahead_max`, empty on a sampling
-    /// row. `blocks` is the block table, long enough for every position that the step writes:
-    /// the queried tokens and, behind them, `n_propose - 1` draft positions.
+    /// row.
     ///
     /// # Panics
     ///
@@ -81,28 +137,100 @@ impl StepPlan {
         spec: RowSpec,
         tokens: &[TokenId],
         lookahead: &[TokenId],
-        blocks: &[BlockId],
+        table: RowTable,
     ) {
         assert!(
             tokens.len() > spec.n_draft as usize,
             "{request_id}: a row queries at least one known token [INV-6]"
         );
-        let row = PlanRow {
-            request_id,
-            n_computed: spec.n_computed,
-            n_query: Span::after(0, tokens.len()).len,
-            n_draft: spec.n_draft,
-            samples: spec.samples,
-            drafting: spec.drafting,
-            n_propose: spec.n_propose,
-            tokens: Span::after(self.tokens.len(), tokens.len()),
-            lookahead: Span::after(self.lookahead.len(), lookahead.len()),
-            blocks: Span::after(self.blocks.len(), blocks.len()),
-        };
+        let mut row = self.row(request_id, spec, TokenSource::Host, table);
+        row.tokens = Span::after(self.tokens.len(), tokens.len());
+        row.lookahead = Span::after(self.lookahead.len(), lookahead.len());
+        row.n_query = row.tokens.len;
         self.tokens.extend_from_slice(tokens);
         self.lookahead.extend_from_slice(lookahead);
-        self.blocks.extend_from_slice(blocks);
+        self.push(row);
+    }
+
+    /// Appends a row that continues row `source_row` of the step before, which is in flight: it
+    /// queries that row's last token and `spec.n_draft` of its drafts.
+    ///
+    /// # Panics
+    ///
+    /// If the row does not sample: only a middle prefill chunk does not, and its tokens are known.
+    pub fn push_deferred_row(
+        &mut self,
+        request_id: RequestId,
+        spec: RowSpec,
+        source_row: u32,
+        table: RowTable,
+    ) {
+        assert!(spec.samples, "{request_id}: a row of tokens in flight samples");
+        let mut row = self.row(request_id, spec, TokenSource::InFlight { row: source_row }, table);
+        row.n_query = 1 + spec.n_draft;
+        self.push(row);
+    }
+
+    fn row(&self, id: RequestId, spec: RowSpec, source: TokenSource, table: RowTable) -> PlanRow {
+        let RowSpec { n_computed, n_draft, samples, prefill, drafting, n_propose } = spec;
+        let (tokens, lookahead) = (Span::default(), Span::default());
+        PlanRow {
+            request_id: id,
+            n_computed,
+            n_query: 0,
+            n_draft,
+            samples,
+            prefill,
+            drafting,
+            n_propose,
+            source,
+            table,
+            queried: Span::default(),
+            tokens,
+            lookahead,
+        }
+    }
+
+    fn push(&mut self, mut row: PlanRow) {
+        row.queried = Span::after(self.n_queried, row.n_query as usize);
+        self.n_queried += row.n_query as usize;
         self.rows.push(row);
+    }
+
+    /// Fills `self` with `plan` as it is once the outcome of the step before is known: every row
+    /// has its tokens and its exact `n_computed`. The outcome is `None` where that step failed;
+    /// rows that continue it are left out then.
+    ///
+    /// # Panics
+    ///
+    /// If `plan` continues a row that `previous` does not have, did not sample, or has not as many
+    /// drafts as are to be verified.
+    pub fn resolve(&mut self, plan: &Self, previous: Option<&StepOutcome>) {
+        self.clear();
+        self.step_id = plan.step_id;
+        self.copies.extend_from_slice(&plan.copies);
+        self.updates.extend_from_slice(&plan.updates);
+        self.blocks.extend_from_slice(&plan.blocks);
+        self.lookahead.extend_from_slice(&plan.lookahead);
+        for row in &plan.rows {
+            let (start, mut row) = (self.tokens.len(), *row);
+            match row.source {
+                TokenSource::Host => self.tokens.extend_from_slice(plan.tokens(&row)),
+                TokenSource::InFlight { row: source } => {
+                    let Some(previous) = previous else { continue };
+                    let answer = previous.row_near(source as usize, row.request_id);
+                    let answer = answer.expect("the step before has the row that is continued");
+                    row.n_computed += answer.n_accepted;
+                    row.source = TokenSource::Host;
+                    self.tokens.extend(previous.tokens(answer).last());
+                    let drafts = &previous.drafts(answer)[..row.n_draft as usize];
+                    self.tokens.extend_from_slice(drafts);
+                }
+            }
+            row.tokens = Span::after(start, self.tokens.len() - start);
+            assert_eq!(row.tokens.len, row.n_query, "{}: as many as queried", row.request_id);
+            self.push(row);
+        }
     }
 
     /// The rows, in the order in which their tokens are packed.
@@ -117,23 +245,29 @@ impl StepPlan {
         self.rows.is_empty()
     }
 
-    /// All queried tokens, row after row.
+    /// How many tokens all rows query.
+    #[must_use]
+    pub fn n_queried(&self) -> usize {
+        self.n_queried
+    }
+
+    /// The known ones among the queried tokens, row after row.
     #[must_use]
     pub fn all_tokens(&self) -> &[TokenId] {
         &self.tokens
     }
 
-    /// The tokens that `row` queries.
+    /// The tokens that `row` queries; empty where they are in flight.
     #[must_use]
     pub fn tokens(&self, row: &PlanRow) -> &[TokenId] {
         &self.tokens[row.tokens.range()]
     }
 
-    /// The drafts that `row` verifies.
+    /// The drafts that `row` verifies; empty where they are in flight.
     #[must_use]
     pub fn drafts(&self, row: &PlanRow) -> &[TokenId] {
         let tokens = self.tokens(row);
-        &tokens[tokens.len() - row.n_draft as usize..]
+        &tokens[tokens.len().saturating_sub(row.n_draft as usize)..]
     }
 
     /// The known tokens that follow those that `row` queries.
@@ -142,17 +276,27 @@ impl StepPlan {
         &self.lookahead[row.lookahead.range()]
     }
 
-    /// The block table of `row`.
+    /// How the block tables differ from those of the steps before, in the order in which the
+    /// differences apply.
+    pub fn table_updates(&self) -> impl Iterator<Item = TableUpdate<'_>> {
+        self.updates.iter().map(|(table, span)| TableUpdate {
+            slot: table.slot,
+            start: table.n_blocks,
+            blocks: &self.blocks[span.range()],
+        })
+    }
+
+    /// Blocks whose content others take over before the rows run. No block is in two of them.
     #[must_use]
-    pub fn blocks(&self, row: &PlanRow) -> &[BlockId] {
-        &self.blocks[row.blocks.range()]
+    pub fn copies(&self) -> &[BlockCopy] {
+        &self.copies
     }
 }
 
 impl PlanRow {
-    /// Where this row's tokens lie in [`StepPlan::all_tokens`].
+    /// Where this row's tokens lie among the queried tokens of all rows.
     #[must_use]
     pub fn token_span(&self) -> Span {
-        self.tokens
+        self.queried
     }
 }

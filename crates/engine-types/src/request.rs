@@ -31,4 +31,9 @@ pub struct Request {
     /// 1 to [`MAX_CACHE_SALT_BYTES`](crate::MAX_CACHE_SALT_BYTES) bytes. Whoever cannot name the
     /// salt cannot learn from a request's timing what other requests said.
     pub cache_salt: Option<Vec<u8>>,
+    /// Lower is served first, where the scheduling policy looks at it.
+    pub priority: i32,
+    /// Ids of further requests with the same prompt and parameters (`n > 1`), each with its own
+    /// events and unique like `id`. They share the KV of the prompt.
+    pub siblings: Vec<RequestId>,
 }

@@ -18,7 +18,8 @@
 //!
 //! ```
 //! # use engine_types::*;
-//! # struct Successor;
+//! # #[derive(Default)]
+//! # struct Successor(StepQueue);
 //! # impl StepExecutor for Successor {
 //! #     fn limits(&self) -> ExecutorLimits {
 //! #         ExecutorLimits {
@@ -27,22 +28,24 @@
 //! #             vocab_size: 100,
 //! #         }
 //! #     }
-//! #     fn execute(
-//! #         &mut self, plan: &StepPlan, outcome: &mut StepOutcome,
-//! #     ) -> Result<(), ExecutorError> {
-//! #         outcome.clear();
-//! #         for row in plan.rows() {
-//! #             let next = plan.tokens(row)[row.n_query as usize - 1] + 1;
-//! #             let run = if row.samples { vec![next] } else { vec![] };
-//! #             outcome.push_row(row.request_id, &run, 0, &[]);
-//! #         }
-//! #         Ok(())
+//! #     fn launch(&mut self, plan: &StepPlan) {
+//! #         self.0.launch(plan);
+//! #     }
+//! #     fn collect(&mut self, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+//! #         self.0.collect(outcome, |plan, outcome| {
+//! #             for row in plan.rows() {
+//! #                 let next = plan.tokens(row)[row.n_query as usize - 1] + 1;
+//! #                 let run = if row.samples { vec![next] } else { vec![] };
+//! #                 outcome.push_row(row.request_id, &run, 0, &[]);
+//! #             }
+//! #             Ok(())
+//! #         })
 //! #     }
 //! # }
 //! use engine::{Engine, EngineConfig};
 //!
 //! let (handle, thread) =
-//!     Engine::spawn(EngineConfig::default(), || Ok::<_, ExecutorError>(Successor))?;
+//!     Engine::spawn(EngineConfig::default(), || Ok::<_, ExecutorError>(Successor::default()))?;
 //! let (sink, events) = engine::channel(64);
 //! let params = SamplingParams {
 //!     max_tokens: 3,
@@ -53,6 +56,7 @@
 //! };
 //! let request = Request {
 //!     id: handle.next_request_id(), prompt: vec![5, 6], params, cache_salt: None,
+//!     priority: 0, siblings: vec![],
 //! };
 //! handle.submit(request, Box::new(sink))?;
 //!

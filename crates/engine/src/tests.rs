@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use engine_types::{
     ExecutorError, ExecutorLimits, FinishReason, IndexerCounts, Request, RequestEvent, RequestId,
-    SamplingParams, StepExecutor, StepOutcome, StepPlan,
+    SamplingParams, StepExecutor, StepOutcome, StepPlan, StepQueue,
 };
 use scheduler::SchedulerConfig;
 
@@ -24,7 +24,10 @@ const PANIC: u8 = 3;
 const LAUNCH: IndexerCounts = IndexerCounts { n_launches: 1, n_rows: 2, n_scored_keys: 30 };
 
 /// Counts up, 1 ms a step, and fails when told to.
-struct Counting(Arc<AtomicU8>);
+struct Counting {
+    fault: Arc<AtomicU8>,
+    queue: StepQueue,
+}
 
 impl StepExecutor for Counting {
     fn limits(&self) -> ExecutorLimits {
@@ -40,12 +43,25 @@ impl StepExecutor for Counting {
         }
     }
 
-    fn execute(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+    fn launch(&mut self, plan: &StepPlan) {
+        self.queue.launch(plan);
+    }
+
+    fn collect(&mut self, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+        self.queue.collect(outcome, |plan, outcome| Self::run(&self.fault, plan, outcome))
+    }
+}
+
+impl Counting {
+    fn run(
+        fault: &AtomicU8,
+        plan: &StepPlan,
+        outcome: &mut StepOutcome,
+    ) -> Result<(), ExecutorError> {
         std::thread::sleep(Duration::from_millis(1));
-        outcome.clear();
         outcome.indexer.target_verify = LAUNCH;
         outcome.indexer.draft_steps[2] = LAUNCH;
-        match self.0.swap(OK, Ordering::SeqCst) {
+        match fault.swap(OK, Ordering::SeqCst) {
             FAIL_STEP => return Err(ExecutorError::Step("no luck".into())),
             FAIL_FOR_GOOD => return Err(ExecutorError::Fatal("burnt out".into())),
             PANIC => panic!("as the test asked"),
@@ -62,7 +78,7 @@ impl StepExecutor for Counting {
 
 fn start(max_queued_requests: u32) -> (EngineHandle, EngineThread, Arc<AtomicU8>) {
     let fault = Arc::new(AtomicU8::new(OK));
-    let executor = Counting(Arc::clone(&fault));
+    let executor = Counting { fault: Arc::clone(&fault), queue: StepQueue::default() };
     let scheduler = SchedulerConfig { max_queued_requests, ..SchedulerConfig::default() };
     let (handle, thread) =
         Engine::spawn(EngineConfig { scheduler }, move || Ok::<_, ExecutorError>(executor))
@@ -78,7 +94,14 @@ fn request(handle: &EngineHandle, max_tokens: u32) -> Request {
         stop_sequences: vec![],
         num_speculative_tokens: None,
     };
-    Request { id: handle.next_request_id(), prompt: vec![1, 2], params, cache_salt: None }
+    Request {
+        id: handle.next_request_id(),
+        prompt: vec![1, 2],
+        params,
+        cache_salt: None,
+        priority: 0,
+        siblings: vec![],
+    }
 }
 
 fn submit(handle: &EngineHandle, max_tokens: u32) -> (RequestId, Events) {
@@ -282,7 +305,7 @@ fn a_start_that_fails_says_why() {
     let error = Engine::spawn(EngineConfig::default(), panicking).unwrap_err();
     assert!(matches!(error, SpawnError::Panicked));
     let scheduler = SchedulerConfig { num_speculative_tokens: 1, ..SchedulerConfig::default() };
-    let executor = Counting(Arc::default());
+    let executor = Counting { fault: Arc::default(), queue: StepQueue::default() };
     let spawned = Engine::spawn(EngineConfig { scheduler }, || Ok::<_, ExecutorError>(executor));
     assert!(matches!(spawned.unwrap_err(), SpawnError::Scheduler(_)));
 }

@@ -59,7 +59,10 @@ impl Inference {
         let (sink, output) =
             Output::new(self.engine.clone(), id, self.max_buffered_steps, deadline);
         self.engine
-            .submit(EngineRequest { id, prompt, params, cache_salt }, Box::new(sink))
+            .submit(
+                EngineRequest { id, prompt, params, cache_salt, priority: 0, siblings: vec![] },
+                Box::new(sink),
+            )
             .map_err(|error| status::refused(&error))?;
         Ok(output)
     }

@@ -64,6 +64,8 @@ impl Bench {
                 prompt: vec![id; N_PROMPT],
                 params,
                 cache_salt: None,
+                priority: 0,
+                siblings: vec![],
             };
             bench.scheduler.submit(request).expect("room in the queue");
         }

@@ -24,6 +24,10 @@ pub(crate) struct Entry {
     /// Prompt tokens that the prefix cache had when the request started.
     pub(crate) n_cached: u32,
     pub(crate) table: BlockTable,
+    /// Which of the executor's block tables is the request's, while it runs.
+    pub(crate) table_slot: u32,
+    /// How many of its blocks the executor has been told of.
+    pub(crate) n_told: u32,
     pub(crate) keys: PrefixKeys,
     pub(crate) is_running: bool,
     /// Whether it lost its blocks and has not got them back.
@@ -69,6 +73,8 @@ impl Entry {
             n_sources: 0,
             n_cached: 0,
             table: BlockTable::with_capacity(n_blocks),
+            table_slot: 0,
+            n_told: 0,
             is_running: false,
             is_preempted: false,
             spec_decode: SpecDecodeStats::default(),
@@ -112,8 +118,11 @@ impl Entry {
         self.k.min(max_model_len + 1 - n_written)
     }
 
-    /// Starts with the KV of the first `n_hit` tokens, which others have computed.
-    pub(crate) fn start_at(&mut self, n_hit: u32) {
+    /// Starts with the KV of the first `n_hit` tokens, which others have computed, and the
+    /// executor's block table `table_slot`.
+    pub(crate) fn start_at(&mut self, n_hit: u32, table_slot: u32) {
+        self.table_slot = table_slot;
+        self.n_told = 0;
         self.n_computed = n_hit;
         self.n_sources = n_hit + self.keys.n_lookahead();
         self.is_running = true;

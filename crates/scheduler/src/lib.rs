@@ -37,7 +37,7 @@
 //!     stop_sequences: vec![],
 //!     num_speculative_tokens: None,
 //! };
-//! scheduler.submit(Request { id: RequestId(1), prompt: vec![5, 6], params, cache_salt: None })?;
+//! scheduler.submit(Request { id: RequestId(1), prompt: vec![5, 6], params, cache_salt: None, priority: 0, siblings: vec![] })?;
 //!
 //! let (mut plan, mut outcome, mut events) = (StepPlan::default(), StepOutcome::default(), vec![]);
 //! for token in [7, 8] {

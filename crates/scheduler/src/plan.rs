@@ -1,6 +1,6 @@
 //! What the next step does.
 
-use engine_types::{FinishReason, RequestEvent, RowSpec, StepId, StepPlan};
+use engine_types::{FinishReason, RequestEvent, RowSpec, RowTable, StepId, StepPlan};
 
 use crate::entries::Slot;
 use crate::entry::to_u32;
@@ -94,6 +94,7 @@ impl Scheduler {
         let slot = self.running.pop().expect("somebody runs");
         let entry = &mut self.entries[slot];
         self.pool.release_table(&mut entry.table);
+        self.free_tables.push(entry.table_slot);
         entry.n_computed = 0;
         entry.set_drafts(&[]);
         entry.is_running = false;
@@ -151,7 +152,8 @@ impl Scheduler {
         if !self.pool.admit(&mut entry.table, &self.prefix, n_tokens) {
             return false;
         }
-        entry.start_at(n_hit);
+        let table_slot = self.free_tables.pop().expect("fewer run than may");
+        entry.start_at(n_hit, table_slot);
         if !is_preempted && self.config.enable_prefix_caching {
             entry.n_cached = n_hit;
             self.totals.n_prefix_queried_tokens += u64::from(n_tokens);
@@ -227,7 +229,8 @@ impl Scheduler {
         let drafting = entry.k > 0;
         let n_lookahead = if drafting { n_lookahead_max.min(entry.tokens.len() - end) } else { 0 };
         let n_computed = entry.n_computed;
-        let spec = RowSpec { n_computed, n_draft, samples, drafting, n_propose };
+        let prefill = n_known > 1;
+        let spec = RowSpec { n_computed, n_draft, samples, prefill, drafting, n_propose };
         // Drafts stand behind the committed tokens only while the row is copied.
         let n_tokens = entry.tokens.len();
         let drafts = n_draft as usize;
@@ -237,7 +240,13 @@ impl Scheduler {
         }
         let queried = &entry.tokens[start..end + drafts];
         let lookahead = if samples { &[] } else { &entry.tokens[end..end + n_lookahead] };
-        plan.push_row(entry.id, spec, queried, lookahead, entry.table.blocks());
+        let mut table = RowTable { slot: entry.table_slot, n_blocks: entry.n_told };
+        if entry.n_told < entry.table.n_blocks() {
+            let new = &entry.table.blocks()[entry.n_told as usize..];
+            table = plan.update_table(entry.table_slot, entry.n_told, new);
+            entry.n_told = table.n_blocks;
+        }
+        plan.push_row(entry.id, spec, queried, lookahead, table);
         entry.tokens.truncate(n_tokens);
         self.planned.push(slot);
     }

@@ -31,6 +31,8 @@ pub struct Scheduler {
     pub(crate) waiting: VecDeque<Slot>,
     /// In order of admission: the last one is the newest.
     pub(crate) running: Vec<Slot>,
+    /// Block tables of the executor that no running request has.
+    pub(crate) free_tables: Vec<u32>,
     /// The slots of the plan's rows while a step runs.
     pub(crate) planned: Vec<Slot>,
     pub(crate) in_flight: Option<StepId>,
@@ -54,15 +56,16 @@ impl Scheduler {
         Ok(Self {
             pool: new_pool(limits.num_blocks, limits.block_size),
             prefix: PrefixMatch::default(),
-            config,
             limits,
             entries: Entries::default(),
             waiting: VecDeque::new(),
             running: vec![],
+            free_tables: (0..config.max_num_seqs).rev().collect(),
             planned: vec![],
             in_flight: None,
             next_step: StepId::default(),
             totals: SchedulerStats::default(),
+            config,
         })
     }
 
@@ -146,7 +149,8 @@ impl Scheduler {
     pub fn check_invariants(&self) {
         self.pool.check_invariants(self.entries.iter().map(|entry| &entry.table));
         assert_eq!(self.entries.len(), self.running.len() + self.waiting.len());
-        assert!(self.running.len() <= self.config.max_num_seqs as usize);
+        let n_tables = self.running.len() + self.free_tables.len();
+        assert_eq!(n_tables, self.config.max_num_seqs as usize, "each running request has a table");
         for slot in &self.running {
             let entry = &self.entries[*slot];
             assert!(entry.is_running && entry.n_pending() >= 1, "{} [INV-5]", entry.id);
@@ -175,6 +179,7 @@ impl Scheduler {
         if entry.is_running {
             let idx = self.running.iter().position(|other| *other == slot);
             self.running.remove(idx.expect("a running request is listed"));
+            self.free_tables.push(entry.table_slot);
         } else {
             let idx = self.waiting.iter().position(|other| *other == slot);
             self.waiting.remove(idx.expect("a waiting request is listed"));

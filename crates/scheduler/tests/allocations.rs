@@ -60,7 +60,14 @@ fn a_warm_step_allocates_nothing() {
                 };
                 let id = u64::from(id) + 1000 * round as u64;
                 let prompt = vec![id as u32; n_prompt];
-                let request = Request { id: RequestId(id), prompt, params, cache_salt: None };
+                let request = Request {
+                    id: RequestId(id),
+                    prompt,
+                    params,
+                    cache_salt: None,
+                    priority: 0,
+                    siblings: vec![],
+                };
                 scheduler.submit(request).unwrap();
             }
             let mut n_steps = 0;

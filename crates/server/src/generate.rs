@@ -106,7 +106,8 @@ fn submit(
     let (sink, events) = engine::channel(max_tokens.min(until_full) as usize);
     let id = handle.next_request_id();
     let cache_salt = line.cache_salt.clone().or(args.cache_salt.clone()).map(String::into_bytes);
-    let request = Request { id, prompt: prompt.clone(), params, cache_salt };
+    let request =
+        Request { id, prompt: prompt.clone(), params, cache_salt, priority: 0, siblings: vec![] };
     handle.submit(request, Box::new(sink))?;
     Ok((prompt, events))
 }
@@ -210,6 +211,7 @@ fn finish_reason(reason: &FinishReason) -> &'static str {
         FinishReason::MaxTokens | FinishReason::ModelLength => "length",
         FinishReason::OutOfBlocks => "out_of_blocks",
         FinishReason::Aborted => "abort",
+        FinishReason::DeadlineExceeded => "deadline_exceeded",
         _ => "error",
     }
 }

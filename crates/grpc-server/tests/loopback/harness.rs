@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
 use engine_types::{
-    ExecutorError, ExecutorLimits, IndexerCounts, StepExecutor, StepOutcome, StepPlan,
+    ExecutorError, ExecutorLimits, IndexerCounts, StepExecutor, StepOutcome, StepPlan, StepQueue,
 };
 use grpc_api::inference::v1::generate_stream_request::Prompt;
 use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
@@ -37,6 +37,7 @@ pub(crate) struct Counting {
     limits: ExecutorLimits,
     step_time: Duration,
     fault: Arc<AtomicU8>,
+    queue: StepQueue,
 }
 
 impl StepExecutor for Counting {
@@ -44,7 +45,20 @@ impl StepExecutor for Counting {
         self.limits
     }
 
-    fn execute(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+    fn launch(&mut self, plan: &StepPlan) {
+        self.queue.launch(plan);
+    }
+
+    fn collect(&mut self, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+        let mut queue = std::mem::take(&mut self.queue);
+        let result = queue.collect(outcome, |plan, outcome| self.run(plan, outcome));
+        self.queue = queue;
+        result
+    }
+}
+
+impl Counting {
+    fn run(&self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
         std::thread::sleep(self.step_time);
         match self.fault.load(Ordering::SeqCst) {
             FAIL_STEP => {
@@ -55,7 +69,6 @@ impl StepExecutor for Counting {
             PANIC => panic!("as the test asked"),
             _ => {}
         }
-        outcome.clear();
         outcome.indexer.target_verify = VERIFY;
         outcome.indexer.draft_steps[1] = DRAFT;
         for row in plan.rows() {
@@ -131,6 +144,7 @@ impl Server {
     pub(crate) async fn start(setup: Setup) -> Self {
         let fault = Arc::new(AtomicU8::new(OK));
         let executor = Counting {
+            queue: StepQueue::default(),
             limits: setup.limits,
             step_time: setup.step_time,
             fault: Arc::clone(&fault),

@@ -47,7 +47,14 @@ pub(super) fn params(max_tokens: u32) -> SamplingParams {
 
 pub(super) fn request(id: u64, n_prompt: u32, max_tokens: u32) -> Request {
     let prompt = (100..100 + n_prompt).collect();
-    Request { id: RequestId(id), prompt, params: params(max_tokens), cache_salt: None }
+    Request {
+        id: RequestId(id),
+        prompt,
+        params: params(max_tokens),
+        cache_salt: None,
+        priority: 0,
+        siblings: vec![],
+    }
 }
 
 /// The engine without its executor.
