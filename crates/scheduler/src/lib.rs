@@ -59,6 +59,7 @@ mod config;
 mod entries;
 mod entry;
 mod error;
+mod kv_events;
 mod plan;
 mod scheduler;
 mod stats;

@@ -1,0 +1,1 @@
+//! Subscribers of the prefix cache's events.
