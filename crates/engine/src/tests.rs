@@ -17,8 +17,8 @@ use crate::{
 
 const OK: u8 = 0;
 const FAIL_STEP: u8 = 1;
-const FAIL_FOR_GOOD: u8 = 2;
-const PANIC: u8 = 3;
+pub(crate) const FAIL_FOR_GOOD: u8 = 2;
+pub(crate) const PANIC: u8 = 3;
 
 /// What the executor's indexers do in each step, a failing one included.
 const LAUNCH: IndexerCounts = IndexerCounts { n_launches: 1, n_rows: 2, n_scored_keys: 30 };
@@ -76,10 +76,15 @@ impl Counting {
     }
 }
 
-fn start(max_queued_requests: u32) -> (EngineHandle, EngineThread, Arc<AtomicU8>) {
+pub(crate) fn start(max_queued_requests: u32) -> (EngineHandle, EngineThread, Arc<AtomicU8>) {
+    start_with(SchedulerConfig { max_queued_requests, ..SchedulerConfig::default() })
+}
+
+pub(crate) fn start_with(
+    scheduler: SchedulerConfig,
+) -> (EngineHandle, EngineThread, Arc<AtomicU8>) {
     let fault = Arc::new(AtomicU8::new(OK));
     let executor = Counting { fault: Arc::clone(&fault), queue: StepQueue::default() };
-    let scheduler = SchedulerConfig { max_queued_requests, ..SchedulerConfig::default() };
     let (handle, thread) =
         Engine::spawn(EngineConfig { scheduler }, move || Ok::<_, ExecutorError>(executor))
             .unwrap();
@@ -104,7 +109,7 @@ fn request(handle: &EngineHandle, max_tokens: u32) -> Request {
     }
 }
 
-fn submit(handle: &EngineHandle, max_tokens: u32) -> (RequestId, Events) {
+pub(crate) fn submit(handle: &EngineHandle, max_tokens: u32) -> (RequestId, Events) {
     let request = request(handle, max_tokens);
     let id = request.id;
     let (sink, events) = channel(256);
@@ -113,7 +118,7 @@ fn submit(handle: &EngineHandle, max_tokens: u32) -> (RequestId, Events) {
 }
 
 /// Reads to the end: the tokens, and the one reason.
-fn read(events: Events) -> (Vec<u32>, FinishReason) {
+pub(crate) fn read(events: Events) -> (Vec<u32>, FinishReason) {
     let (mut tokens, mut reasons) = (vec![], vec![]);
     for event in events {
         match event {
@@ -126,7 +131,7 @@ fn read(events: Events) -> (Vec<u32>, FinishReason) {
     (tokens, reasons.remove(0))
 }
 
-fn wait_until(what: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: impl Fn() -> bool) {
     let started = Instant::now();
     while !what() {
         assert!(started.elapsed() < Duration::from_secs(2), "not within two seconds");
