@@ -67,7 +67,7 @@ fn a_subscriber_starts_from_a_snapshot_and_sees_each_change() {
         let event = events.next().unwrap();
         assert_eq!((event.sequence, &event.change), (4, &KvChange::Cleared));
     }
-    assert_eq!(handle.stats().scheduler.blocks.n_cached, 0);
+    wait_until(|| handle.stats().scheduler.blocks.n_cached == 0);
     run(&handle, 4);
     thread.drain();
     // The last step's event comes, too; then the stream ends.
