@@ -22,7 +22,7 @@ pub(crate) const PANIC: u8 = 3;
 
 /// More tokens than an engine yields while a test looks at it, however slow the machine is: five
 /// seconds of steps.
-const ENDLESS: u32 = 5000;
+pub(crate) const ENDLESS: u32 = 5000;
 
 /// What the executor's indexers do in each step, a failing one included.
 const LAUNCH: IndexerCounts = IndexerCounts { n_launches: 1, n_rows: 2, n_scored_keys: 30 };

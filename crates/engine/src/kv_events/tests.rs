@@ -9,7 +9,7 @@ use kv_block_manager::{BlockKey, KvChange, KvEvent};
 use scheduler::SchedulerConfig;
 
 use super::{KvEvents, MAX_SUBSCRIBERS, kv_event_channel};
-use crate::tests::{FAIL_FOR_GOOD, PANIC, read, start, start_with, submit, wait_until};
+use crate::tests::{ENDLESS, FAIL_FOR_GOOD, PANIC, read, start, start_with, submit, wait_until};
 use crate::{EngineHandle, SubscribeError};
 
 fn subscribe(handle: &EngineHandle, capacity: usize) -> KvEvents {
@@ -122,7 +122,7 @@ fn an_engine_that_ends_ends_its_subscriptions() {
     for how in [FAIL_FOR_GOOD, PANIC] {
         let (handle, _thread, fault) = start(8);
         let events = subscribe(&handle, 64);
-        let (_, tokens) = submit(&handle, 190);
+        let (_, tokens) = submit(&handle, ENDLESS);
         wait_until(|| handle.stats().n_steps > 8);
         fault.store(how, Ordering::SeqCst);
         assert!(matches!(read(tokens).1, FinishReason::Failed(_)));
