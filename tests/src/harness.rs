@@ -41,8 +41,7 @@ pub fn start(
     dtype: ComputeDtype,
     options: &RunnerOptions,
 ) -> Result<(EngineHandle, EngineThread)> {
-    let of_runner = options.clone();
-    spawn(checkpoint, options, false, move || runner(checkpoint, dtype, &of_runner))
+    spawn(scheduler_config(checkpoint, options)?, make_runner(checkpoint, dtype, options))
 }
 
 /// As [`start`], with a prefix cache.
@@ -55,8 +54,9 @@ pub fn start_cached(
     dtype: ComputeDtype,
     options: &RunnerOptions,
 ) -> Result<(EngineHandle, EngineThread)> {
-    let of_runner = options.clone();
-    spawn(checkpoint, options, true, move || runner(checkpoint, dtype, &of_runner))
+    let config = scheduler_config(checkpoint, options)?;
+    let config = SchedulerConfig { enable_prefix_caching: true, ..config };
+    spawn(config, make_runner(checkpoint, dtype, options))
 }
 
 /// As [`start`], and notes each step in the returned records.
@@ -69,30 +69,61 @@ pub fn start_recorded(
     dtype: ComputeDtype,
     options: &RunnerOptions,
 ) -> Result<(EngineHandle, EngineThread, Records)> {
-    let (of_runner, records) = (options.clone(), Records::default());
-    let noted = records.clone();
-    let make_executor =
-        move || anyhow::Ok(Recorder::new(runner(checkpoint, dtype, &of_runner)?, noted));
-    let (engine, thread) = spawn(checkpoint, options, false, make_executor)?;
+    start_scheduled(checkpoint, options, scheduler_config(checkpoint, options)?, dtype)
+}
+
+/// As [`start_recorded`], with a scheduler of its own kind.
+///
+/// # Errors
+///
+/// As [`start`].
+pub fn start_scheduled(
+    checkpoint: Checkpoint,
+    options: &RunnerOptions,
+    scheduler: SchedulerConfig,
+    dtype: ComputeDtype,
+) -> Result<(EngineHandle, EngineThread, Records)> {
+    let records = Records::default();
+    let (noted, make_runner) = (records.clone(), make_runner(checkpoint, dtype, options));
+    let (engine, thread) = spawn(scheduler, || Ok(Recorder::new(make_runner()?, noted)))?;
     Ok((engine, thread, records))
 }
 
-/// Most tests have no prefix cache: how many steps and rows there are depends on lengths alone.
-fn spawn<X: StepExecutor>(
+/// What a scheduler takes from the runner's options and the checkpoint. Most tests have no prefix
+/// cache: how many steps and rows there are depends on lengths alone.
+///
+/// # Errors
+///
+/// If the checkpoint is not there or cannot be read.
+pub fn scheduler_config(
     checkpoint: Checkpoint,
     options: &RunnerOptions,
-    enable_prefix_caching: bool,
-    make_executor: impl FnOnce() -> Result<X> + Send + 'static,
-) -> Result<(EngineHandle, EngineThread)> {
-    let scheduler = SchedulerConfig {
+) -> Result<SchedulerConfig> {
+    Ok(SchedulerConfig {
         max_num_seqs: options.max_num_seqs,
         max_num_batched_tokens: options.max_num_batched_tokens,
         num_speculative_tokens: options.num_speculative_tokens,
         eos_token_ids: ModelConfig::load(&checkpoint.dir()?)?.eos_token_ids,
-        enable_prefix_caching,
+        enable_prefix_caching: false,
         ..SchedulerConfig::default()
-    };
+    })
+}
+
+fn spawn<X: StepExecutor>(
+    scheduler: SchedulerConfig,
+    make_executor: impl FnOnce() -> Result<X> + Send + 'static,
+) -> Result<(EngineHandle, EngineThread)> {
     Ok(Engine::spawn(EngineConfig { scheduler }, make_executor)?)
+}
+
+/// Loads a bundled checkpoint in the thread that calls it.
+fn make_runner(
+    checkpoint: Checkpoint,
+    dtype: ComputeDtype,
+    options: &RunnerOptions,
+) -> impl FnOnce() -> Result<Runner> + Send + use<> {
+    let options = options.clone();
+    move || runner(checkpoint, dtype, &options)
 }
 
 /// Loads a bundled checkpoint.
