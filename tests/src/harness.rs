@@ -150,7 +150,8 @@ pub fn submit_salted(
     let (sink, events) = engine::channel(params.max_tokens as usize);
     let id = engine.next_request_id();
     let cache_salt = cache_salt.map(<[u8]>::to_vec);
-    let request = Request { id, prompt: prompt.to_vec(), params, cache_salt };
+    let prompt = prompt.to_vec();
+    let request = Request { id, prompt, params, cache_salt, priority: 0, siblings: vec![] };
     engine.submit(request, Box::new(sink))?;
     Ok(events)
 }

@@ -39,7 +39,7 @@ fn expected(step: &StepRecord, k: u32, index_share: IndexShare) -> IndexerStats 
     let mut target = IndexerCounts::default();
     (0..N_TARGET_INDEXERS).for_each(|_| target += one_layer);
     let mut stats = IndexerStats::default();
-    match rows().any(|row| !row.samples || row.n_query - row.n_draft > 1) {
+    match rows().any(|row| row.prefill) {
         true => stats.target_prefill = target,
         false => stats.target_verify = target,
     }

@@ -79,7 +79,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "sim",
-        usage: "[--seeds N] [--start S] [--seed N]",
+        usage: "[--seeds N] [--minutes M] [--start S] [--seed S]",
         about: "Run the control plane against a hash language model",
         help: sim::HELP,
         run: sim::run,

@@ -24,7 +24,7 @@ struct Slot {
 /// Executes plans with the hash model and as many draft layers as plans look ahead; panics where a
 /// plan breaks the contract.
 #[derive(Debug)]
-pub struct HashExecutor {
+pub(crate) struct HashExecutor {
     limits: ExecutorLimits,
     queue: StepQueue,
     tables: BlockTables,
@@ -40,12 +40,11 @@ pub struct HashExecutor {
 }
 
 impl HashExecutor {
-    /// An executor whose drafts are right, and whose steps fail, with the given probabilities.
-    #[must_use]
-    pub fn new(
+    /// An executor whose steps fail with the given probability.
+    pub(crate) fn new(
         limits: ExecutorLimits,
         seed: u64,
-        draft_accuracy_percent: u32,
+        drafter: Drafter,
         failure_percent: u32,
     ) -> Self {
         let n_slots = limits.num_blocks as usize * limits.block_size as usize;
@@ -57,10 +56,7 @@ impl HashExecutor {
             draft_slots: vec![vec![POISON; n_slots]; limits.n_lookahead_max as usize],
             valid_lens: HashMap::new(),
             rng: Rng::new(seed),
-            drafter: Drafter {
-                accuracy_percent: draft_accuracy_percent,
-                vocab_size: limits.vocab_size,
-            },
+            drafter,
             failure_percent,
         }
     }
@@ -113,6 +109,18 @@ impl HashExecutor {
             let (from, to) = (copy.from.0 as usize * block_size, copy.to.0 as usize * block_size);
             for slots in std::iter::once(&mut self.slots).chain(&mut self.draft_slots) {
                 slots.copy_within(from..from + block_size, to);
+            }
+        }
+    }
+
+    /// A step that failed may have written anything where it was to write.
+    fn poison(&mut self, plan: &StepPlan) {
+        for row in plan.rows() {
+            let blocks = self.tables.blocks(row.table).to_vec();
+            for position in row.n_computed..row.n_computed + row.n_query {
+                let slot_idx = self.slot_idx(&blocks, position);
+                self.slots[slot_idx] = POISON;
+                self.draft_slots.iter_mut().for_each(|slots| slots[slot_idx] = POISON);
             }
         }
     }
@@ -277,6 +285,7 @@ impl HashExecutor {
             self.run_row(plan, row, &mut answers);
         }
         if self.rng.chance(self.failure_percent) {
+            self.poison(plan);
             return Err(ExecutorError::Step("injected".to_owned()));
         }
         let mut order: Vec<_> = answers.rows().iter().collect();

@@ -18,18 +18,21 @@
 //! assert!(summary.n_tokens > 0);
 //! ```
 
-mod checks;
 mod executor;
+mod ledger;
 mod model;
 mod oracle;
+mod prompts;
 mod rng;
 mod run;
+mod summary;
+mod trace;
 mod workload;
 
 #[cfg(test)]
 mod tests;
 
-pub use executor::HashExecutor;
 pub use oracle::{Expected, serial};
 pub use rng::Rng;
-pub use run::{Summary, run_seed, run_seeds};
+pub use run::{run_seed, run_seeds};
+pub use summary::Summary;

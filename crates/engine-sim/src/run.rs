@@ -1,64 +1,26 @@
-//! Runs a seed's workload and checks it after every step.
+//! Runs a seed's workload and checks it after every event.
 
 use std::any::Any;
-use std::collections::HashMap;
-use std::fmt;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use engine_types::{
-    BlockId, BlockTables, ExecutorError, RequestEvent, RequestId, StepExecutor, StepOutcome,
-    StepPlan,
+    BlockId, BlockTables, ExecutorError, FinishReason, RequestEvent, RequestId, StepExecutor,
+    StepOutcome, StepPlan,
 };
 use scheduler::{Scheduler, SubmitError};
 
-use crate::checks::Ledger;
 use crate::executor::HashExecutor;
-use crate::model::Drafter;
+use crate::ledger::{Ledger, is_from_outside};
 use crate::oracle::{SerialDrafter, serial};
-use crate::workload::Workload;
+use crate::rng::Rng;
+use crate::summary::Summary;
+use crate::trace::Trace;
+use crate::workload::{Action, Moment, Workload};
 
 /// No workload needs nearly as many steps; more of them are a live-lock.
 const MAX_STEPS: u64 = 20_000;
-
-/// What a simulation did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
-    /// Seeds run.
-    pub n_seeds: u64,
-    /// Requests accepted.
-    pub n_requests: u64,
-    /// Tokens generated.
-    pub n_tokens: u64,
-    /// Drafts accepted.
-    pub n_accepted_tokens: u64,
-    /// Prompt tokens that the prefix cache served.
-    pub n_cached_tokens: u64,
-    /// Blocks that the prefix cache gave up for their room.
-    pub n_evictions: u64,
-    /// Preemptions.
-    pub n_preemptions: u64,
-    /// Steps executed.
-    pub n_steps: u64,
-}
-
-impl fmt::Display for Summary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} seeds, {} requests, {} tokens ({} accepted drafts), {} prompt tokens cached, \
-             {} evictions, {} preemptions, {} steps: all equal to the serial oracle",
-            self.n_seeds,
-            self.n_requests,
-            self.n_tokens,
-            self.n_accepted_tokens,
-            self.n_cached_tokens,
-            self.n_evictions,
-            self.n_preemptions,
-            self.n_steps
-        )
-    }
-}
 
 /// Runs the workloads of all `seeds`.
 ///
@@ -69,15 +31,7 @@ impl fmt::Display for Summary {
 pub fn run_seeds(seeds: Range<u64>) -> Summary {
     let mut sum = Summary::default();
     for seed in seeds {
-        let summary = run_seed(seed);
-        sum.n_seeds += summary.n_seeds;
-        sum.n_requests += summary.n_requests;
-        sum.n_tokens += summary.n_tokens;
-        sum.n_accepted_tokens += summary.n_accepted_tokens;
-        sum.n_cached_tokens += summary.n_cached_tokens;
-        sum.n_evictions += summary.n_evictions;
-        sum.n_preemptions += summary.n_preemptions;
-        sum.n_steps += summary.n_steps;
+        sum += run_seed(seed);
     }
     sum
 }
@@ -106,56 +60,63 @@ struct Run {
     workload: Workload,
     scheduler: Scheduler,
     executor: HashExecutor,
-    plan: StepPlan,
+    rng: Rng,
+    /// The steps in flight, the oldest first.
+    flights: VecDeque<StepPlan>,
+    max_flights: usize,
     tables: BlockTables,
-    outcome: StepOutcome,
     events: Vec<RequestEvent>,
     ledger: Ledger,
-    /// The requests in the order of their first rows.
-    first_rows: Vec<RequestId>,
-    submitted: Vec<RequestId>,
+    trace: Trace,
+    /// The salt of each request.
+    salts: HashMap<RequestId, Option<Vec<u8>>>,
     /// The salt of the request that wrote each block last.
-    salts: HashMap<BlockId, Option<Vec<u8>>>,
-    n_steps: u64,
+    block_salts: HashMap<BlockId, Option<Vec<u8>>>,
+    n_obeyed: usize,
+    n_deferred_steps: u64,
+    n_failed_steps: u64,
 }
 
 impl Run {
     fn new(seed: u64) -> Self {
         let workload = Workload::new(seed);
-        let executor = HashExecutor::new(
-            workload.limits,
-            seed,
-            workload.draft_accuracy_percent,
-            workload.failure_percent,
-        );
+        let executor =
+            HashExecutor::new(workload.limits, seed, workload.drafter, workload.failure_percent);
         let scheduler = Scheduler::new(workload.config.clone(), executor.limits())
             .expect("workloads are valid");
         Self {
+            max_flights: 1,
             workload,
             scheduler,
             executor,
-            plan: StepPlan::default(),
+            rng: Rng::new(!seed),
+            flights: VecDeque::new(),
             tables: BlockTables::default(),
-            outcome: StepOutcome::default(),
             events: vec![],
             ledger: Ledger::default(),
-            first_rows: vec![],
-            submitted: vec![],
+            trace: Trace::default(),
             salts: HashMap::new(),
-            n_steps: 0,
+            block_salts: HashMap::new(),
+            n_obeyed: 0,
+            n_deferred_steps: 0,
+            n_failed_steps: 0,
         }
     }
 
     fn finish(mut self) -> Summary {
-        let last_arrival = self.workload.arrivals.iter().map(|a| a.step).max().unwrap_or(0);
         let mut time = 0;
-        while time <= last_arrival || !self.scheduler.is_idle() {
+        while self.n_obeyed < self.workload.commands.len()
+            || !self.scheduler.is_idle()
+            || !self.flights.is_empty()
+        {
             assert!(time < MAX_STEPS, "a live-lock");
-            self.submit(time);
-            self.abort(time, false);
-            self.step(time);
-            self.ledger.read(&mut self.events);
-            self.check();
+            self.obey((time, Moment::Before));
+            if self.rng.chance(self.workload.early_percent) {
+                self.collect(time);
+            }
+            if !self.launch(time) || self.flights.len() == self.max_flights {
+                self.collect(time);
+            }
             time += 1;
         }
         assert_eq!(self.ledger.n_unfinished(), 0, "every request finishes");
@@ -169,109 +130,175 @@ impl Run {
             n_cached_tokens: stats.n_prefix_hit_tokens,
             n_evictions: stats.blocks.n_evictions,
             n_preemptions: stats.n_preemptions,
-            n_steps: self.n_steps,
+            n_steps: self.trace.n_steps,
+            n_deferred_steps: self.n_deferred_steps,
+            n_failed_steps: self.n_failed_steps,
+            max_idle: self.trace.max_idle,
         }
     }
 
-    fn submit(&mut self, time: u64) {
-        let limits = self.executor.limits();
+    /// Does what is due.
+    fn obey(&mut self, now: (u64, Moment)) {
+        while let Some(command) = self.workload.commands.get(self.n_obeyed) {
+            if command.due > now {
+                return;
+            }
+            self.n_obeyed += 1;
+            match command.action {
+                Action::Submit(idx) => self.submit(idx),
+                Action::Abort(id) => self.end(id, FinishReason::Aborted),
+            }
+            self.check();
+        }
+    }
+
+    fn submit(&mut self, idx: usize) {
+        let limits = self.workload.limits;
+        let request = self.workload.requests[idx].clone();
         let config = &self.workload.config;
         let n_running = config.max_num_seqs.min(limits.max_num_seqs);
         let max_unfinished = (n_running + config.max_queued_requests) as usize;
         let pool_tokens = limits.num_blocks as usize * limits.block_size as usize;
-        for arrival in self.workload.arrivals.iter().filter(|arrival| arrival.step == time) {
-            let request = &arrival.request;
-            let n_prompt = request.prompt.len();
-            let is_full = self.ledger.n_unfinished() >= max_unfinished;
-            match self.scheduler.submit(request.clone()) {
-                Ok(()) => {
-                    assert!(!is_full && n_prompt < limits.max_model_len as usize);
-                    assert!(n_prompt < pool_tokens);
-                    let expected = serial(request, &limits, &config.eos_token_ids);
-                    // With more draft layers, drafts depend on earlier rejections as well.
-                    let drafter = (limits.n_lookahead_max == 1).then(|| {
-                        SerialDrafter::new(Drafter {
-                            accuracy_percent: self.workload.draft_accuracy_percent,
-                            vocab_size: limits.vocab_size,
-                        })
-                    });
-                    self.ledger.accept(request, expected, drafter);
-                    self.submitted.push(request.id);
-                }
-                Err(SubmitError::QueueFull { .. }) => assert!(is_full),
-                Err(SubmitError::PromptTooLong { .. }) => {
-                    assert!(n_prompt >= limits.max_model_len as usize);
-                }
-                Err(SubmitError::NeverFits { .. }) => assert!(n_prompt >= pool_tokens),
-                Err(error) => panic!("{error}"),
+        let ids: Vec<_> = std::iter::once(request.id).chain(request.siblings.clone()).collect();
+        let is_full = self.ledger.n_unfinished() + ids.len() > max_unfinished;
+        let n_prompt = request.prompt.len();
+        match self.scheduler.submit(request.clone()) {
+            Ok(()) => {
+                assert!(!is_full && n_prompt < limits.max_model_len as usize);
+                assert!(n_prompt < pool_tokens);
+                ids.into_iter().for_each(|id| self.accept(id, idx));
             }
-        }
-    }
-
-    fn abort(&mut self, time: u64, while_running: bool) {
-        let due = Some((time, while_running));
-        for arrival in self.workload.arrivals.iter().filter(|arrival| arrival.abort == due) {
-            let id = arrival.request.id;
-            let was_unfinished = self.ledger.is_unfinished(id);
-            assert_eq!(self.scheduler.abort(id, &mut self.events), was_unfinished);
-            assert!(!self.scheduler.abort(id, &mut self.events), "a second abort does nothing");
-            self.ledger.read(&mut self.events);
-            assert!(!self.ledger.is_unfinished(id));
-        }
-    }
-
-    fn step(&mut self, time: u64) {
-        let has_work = self.scheduler.plan(&mut self.plan, &mut self.events);
-        self.ledger.read(&mut self.events);
-        self.scheduler.check_invariants();
-        if !has_work {
-            assert!(self.plan.is_empty());
-            self.abort(time, true);
-            return;
-        }
-        self.check_plan();
-        self.n_steps += 1;
-        let result = self.executor.execute(&self.plan, &mut self.outcome);
-        self.abort(time, true);
-        match result {
-            Ok(()) => self.scheduler.apply(&self.plan, &self.outcome, &mut self.events),
-            Err(ExecutorError::Step(message)) => {
-                self.scheduler.fail_step(&self.plan, &message, &mut self.events);
+            Err(SubmitError::QueueFull { .. }) => assert!(is_full),
+            Err(SubmitError::PromptTooLong { .. }) => {
+                assert!(n_prompt >= limits.max_model_len as usize);
+            }
+            Err(SubmitError::NeverFits { .. }) => assert!(n_prompt >= pool_tokens),
+            Err(SubmitError::DuplicateId(id)) => {
+                let n_times = ids.iter().filter(|other| **other == id).count();
+                assert!(n_times > 1 || self.ledger.is_unfinished(id));
             }
             Err(error) => panic!("{error}"),
         }
     }
 
+    fn accept(&mut self, id: RequestId, idx: usize) {
+        let Workload { limits, config, drafter, requests, .. } = &self.workload;
+        let request = &requests[idx];
+        let expected = serial(request, limits, &config.eos_token_ids);
+        // With more draft layers, drafts depend on earlier rejections as well.
+        let drafter = (limits.n_lookahead_max == 1).then(|| SerialDrafter::new(*drafter));
+        let rank = (0, self.ledger.len() as u64);
+        self.trace.submit(id, rank);
+        self.salts.insert(id, request.cache_salt.clone());
+        self.ledger.accept(id, request, expected, drafter);
+    }
+
+    /// Ends a request from outside, whatever its state.
+    fn end(&mut self, id: RequestId, reason: FinishReason) {
+        let was_unfinished = self.ledger.is_unfinished(id);
+        assert_eq!(self.scheduler.abort(id, &mut self.events), was_unfinished);
+        assert!(!self.scheduler.abort(id, &mut self.events), "a second end does nothing");
+        let reasons: Vec<_> = self.events.iter().map(end_reason).collect();
+        assert_eq!(reasons, vec![Some((id, &reason)); usize::from(was_unfinished)]);
+        self.read_events();
+    }
+
+    fn read_events(&mut self) {
+        for event in self.events.drain(..) {
+            if let Some((id, _)) = end_reason(&event) {
+                self.trace.end(id);
+            }
+            self.ledger.read(event);
+        }
+    }
+
+    /// Plans a step and launches it, if there is anything to do now.
+    fn launch(&mut self, time: u64) -> bool {
+        let mut plan = StepPlan::default();
+        let before = self.scheduler.stats();
+        let has_work = self.scheduler.plan(&mut plan, &mut self.events);
+        let is_out_of_blocks = |event: &RequestEvent| {
+            matches!(end_reason(event), Some((_, FinishReason::OutOfBlocks)))
+        };
+        assert!(self.events.iter().all(is_out_of_blocks), "what a plan ends outgrew the pool");
+        self.read_events();
+        let n_preempted = self.scheduler.stats().n_preemptions - before.n_preemptions;
+        if !has_work {
+            assert!(plan.is_empty());
+            assert!(self.scheduler.is_idle() || !self.flights.is_empty(), "work is left");
+            assert_eq!(n_preempted, 0, "nobody loses its blocks for nothing");
+            self.check();
+            return false;
+        }
+        self.check_plan(&plan, n_preempted);
+        self.check();
+        self.obey((time, Moment::Planned));
+        self.executor.launch(&plan);
+        self.n_deferred_steps += u64::from(!self.flights.is_empty());
+        self.flights.push_back(plan);
+        self.obey((time, Moment::Launched));
+        true
+    }
+
     /// Checks the plan against the scheduler's own configuration, whose blocks each row reads, and
-    /// who got a row first.
-    fn check_plan(&mut self) {
-        self.tables.update(&self.plan);
+    /// whether it continues what was before.
+    fn check_plan(&mut self, plan: &StepPlan, n_preempted: u64) {
+        let started = self.trace.plan(plan, self.flights.back(), n_preempted);
+        self.tables.update(plan);
         let config = &self.workload.config;
-        assert!(self.plan.rows().len() <= config.max_num_seqs as usize);
-        assert!(self.plan.n_queried() <= config.max_num_batched_tokens as usize);
-        for row in self.plan.rows() {
-            self.ledger.note_row(row.request_id, row.n_computed);
-            let mut arrivals = self.workload.arrivals.iter().map(|arrival| &arrival.request);
-            let request = arrivals.find(|request| request.id == row.request_id);
-            let salt = &request.expect("a row of a request").cache_salt;
+        assert!(plan.rows().len() <= config.max_num_seqs as usize);
+        assert!(plan.n_queried() <= config.max_num_batched_tokens as usize);
+        for row in plan.rows() {
+            if started.contains(&row.request_id) {
+                self.ledger.start(row.request_id, row.n_computed);
+            }
+            let salt = &self.salts[&row.request_id];
             let n_whole = (row.n_computed / self.workload.limits.block_size) as usize;
             let (read, written) = self.tables.blocks(row.table).split_at(n_whole);
-            let is_own = read.iter().all(|block| self.salts[block] == *salt);
+            let is_own = read.iter().all(|block| self.block_salts[block] == *salt);
             assert!(is_own, "{}: blocks of another salt", row.request_id);
-            self.salts.extend(written.iter().map(|block| (*block, salt.clone())));
-            if !self.first_rows.contains(&row.request_id) {
-                self.first_rows.push(row.request_id);
-            }
+            self.block_salts.extend(written.iter().map(|block| (*block, salt.clone())));
         }
+    }
+
+    /// Collects the oldest step in flight, if there is one, and applies it.
+    fn collect(&mut self, time: u64) {
+        let Some(plan) = self.flights.pop_front() else { return };
+        let mut outcome = StepOutcome::default();
+        let result = self.executor.collect(&mut outcome);
+        self.obey((time, Moment::Collected));
+        match result {
+            Ok(()) => {
+                self.scheduler.apply(&plan, &outcome, &mut self.events);
+                let is_natural = |event: &RequestEvent| {
+                    end_reason(event).is_none_or(|(_, reason)| !is_from_outside(reason))
+                };
+                assert!(self.events.iter().all(is_natural), "outcomes end nobody from outside");
+                self.trace.apply(&plan, &outcome, &self.events);
+            }
+            Err(ExecutorError::Step(message)) => {
+                self.scheduler.fail_step(&plan, &message, &mut self.events);
+                self.n_failed_steps += 1;
+                let failed = FinishReason::Failed(message);
+                let is_failed = |event| end_reason(event).is_some_and(|(_, why)| *why == failed);
+                assert!(self.events.iter().all(is_failed), "a failed step fails its requests");
+                self.trace.fail(&plan, &self.events);
+            }
+            Err(error) => panic!("{error}"),
+        }
+        self.read_events();
+        self.check();
     }
 
     fn check(&mut self) {
         self.scheduler.check_invariants();
         let stats = self.scheduler.stats();
+        self.trace.check(&stats);
         assert_eq!(stats.n_running + stats.n_waiting, self.ledger.n_unfinished());
         assert_eq!(stats.n_generated_tokens, self.ledger.n_tokens);
         assert_eq!(stats.n_prompt_tokens, self.ledger.n_prompt_tokens);
         assert_eq!(stats.spec_decode, self.ledger.spec_decode);
+        assert_eq!(stats.n_finished, self.ledger.n_finished as u64);
         let blocks = stats.blocks;
         assert_eq!(blocks.n_free + blocks.n_cached + blocks.n_used, blocks.n_total);
         let is_caching = self.workload.config.enable_prefix_caching;
@@ -279,12 +306,13 @@ impl Run {
         let n_queried = if is_caching { self.ledger.n_started_prompt_tokens } else { 0 };
         assert_eq!(stats.n_prefix_queried_tokens, n_queried);
         assert_eq!(stats.n_prefix_hit_tokens, self.ledger.n_cached_tokens);
-        let n_finished = self.ledger.len() - self.ledger.n_unfinished();
-        assert_eq!(stats.n_finished, n_finished as u64);
-        let n_planned = stats.n_decode_steps + stats.n_prefill_steps + stats.n_mixed_steps;
-        assert_eq!(n_planned, self.n_steps);
-        let mut in_order = self.submitted.iter();
-        let is_fair = self.first_rows.iter().all(|id| in_order.any(|other| other == id));
-        assert!(is_fair, "requests start in the order of submission");
+    }
+}
+
+/// Whose end an event is, and why.
+fn end_reason(event: &RequestEvent) -> Option<(RequestId, &FinishReason)> {
+    match event {
+        RequestEvent::Finished { request_id, reason, .. } => Some((*request_id, reason)),
+        _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! Why an engine does not start, and why it does not take a request.
+//! Why an engine does not start, and why it does not take a request or a subscriber.
 
 use std::error::Error;
 use std::fmt;
@@ -73,3 +73,30 @@ impl fmt::Display for SubmitError {
 }
 
 impl Error for SubmitError {}
+
+/// Why nobody can subscribe to the events of the prefix cache. The sink gets no event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SubscribeError {
+    /// The engine runs without a prefix cache.
+    NoPrefixCache,
+    /// As many as may subscribe at a time already do.
+    TooMany {
+        /// That number.
+        limit: usize,
+    },
+    /// The engine has stopped.
+    Stopped,
+}
+
+impl fmt::Display for SubscribeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoPrefixCache => write!(f, "the engine runs without a prefix cache"),
+            Self::TooMany { limit } => write!(f, "{limit} subscribers are as many as there may be"),
+            Self::Stopped => write!(f, "the engine has stopped"),
+        }
+    }
+}
+
+impl Error for SubscribeError {}

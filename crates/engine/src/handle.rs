@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use engine_types::{ExecutorLimits, Request, RequestId};
 use scheduler::RequestRules;
 
-use crate::error::SubmitError;
+use crate::error::{SubmitError, SubscribeError};
 use crate::inbox::{Inbox, Phase, Submission};
+use crate::kv_events::{KvEventSink, KvSubscribers};
 use crate::sink::EventSink;
 use crate::stats::EngineStats;
 
@@ -20,6 +21,7 @@ pub struct EngineHandle {
 /// What handles and the engine thread share.
 pub(crate) struct Shared {
     pub(crate) inbox: Inbox,
+    pub(crate) kv_subscribers: KvSubscribers,
     /// Written by the engine thread after each step.
     pub(crate) stats: Mutex<EngineStats>,
     rules: RequestRules,
@@ -31,6 +33,7 @@ impl Shared {
     pub(crate) fn new(max_unfinished: usize, rules: RequestRules, has_prefix_cache: bool) -> Self {
         Self {
             inbox: Inbox::new(max_unfinished),
+            kv_subscribers: KvSubscribers::default(),
             stats: Mutex::default(),
             rules,
             has_prefix_cache,
@@ -83,6 +86,28 @@ impl EngineHandle {
     #[must_use]
     pub fn has_prefix_cache(&self) -> bool {
         self.shared.has_prefix_cache
+    }
+
+    /// Sends what changes in the prefix cache to `sink` from now on, after a snapshot of what it
+    /// holds; as long as anyone subscribes, each step records its changes.
+    ///
+    /// # Errors
+    ///
+    /// If there is no prefix cache, or too many subscribers, or the engine has stopped; `sink` is
+    /// then dropped without an event.
+    pub fn subscribe_kv_events(&self, sink: Box<dyn KvEventSink>) -> Result<(), SubscribeError> {
+        if !self.shared.has_prefix_cache {
+            return Err(SubscribeError::NoPrefixCache);
+        }
+        self.shared.kv_subscribers.add(sink)?;
+        self.shared.inbox.wake();
+        Ok(())
+    }
+
+    /// Empties the prefix cache before the next step; requests keep the blocks that they hold.
+    /// Those submitted from now on find nothing that is cached now.
+    pub fn clear_prefix_cache(&self) {
+        self.shared.inbox.clear_prefix_cache();
     }
 
     /// A snapshot of the engine.

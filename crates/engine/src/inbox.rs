@@ -1,6 +1,7 @@
 //! The bounded inbox between handles and the engine thread.
 
 use std::collections::{HashSet, VecDeque};
+use std::mem;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use engine_types::{Request, RequestId};
@@ -37,6 +38,9 @@ struct State {
     aborts: Vec<RequestId>,
     /// Every accepted request without `Finished`; bounds both lists above.
     unfinished: HashSet<RequestId>,
+    clears_prefix_cache: bool,
+    /// Whether the engine thread is to look around, though it has no command.
+    is_woken: bool,
     phase: Phase,
 }
 
@@ -52,6 +56,7 @@ pub(crate) struct Inbox {
 pub(crate) struct Commands {
     pub(crate) submissions: VecDeque<Submission>,
     pub(crate) aborts: Vec<RequestId>,
+    pub(crate) clears_prefix_cache: bool,
     pub(crate) phase: Phase,
 }
 
@@ -99,6 +104,18 @@ impl Inbox {
         true
     }
 
+    /// Asks for an empty prefix cache.
+    pub(crate) fn clear_prefix_cache(&self) {
+        self.lock().clears_prefix_cache = true;
+        self.wake();
+    }
+
+    /// Lets the engine thread go round once, if it waits.
+    pub(crate) fn wake(&self) {
+        self.lock().is_woken = true;
+        self.changed.notify_all();
+    }
+
     /// Moves on to draining or aborting; a phase never goes back.
     pub(crate) fn shut_down(&self, phase: Phase) {
         let mut state = self.lock();
@@ -110,18 +127,22 @@ impl Inbox {
         self.changed.notify_all();
     }
 
-    /// Takes all commands, at most `max_unfinished` of each kind; waits for one if `idle`.
+    /// Takes all commands, at most `max_unfinished` of each kind; waits for one, or to be woken, if
+    /// `idle`.
     pub(crate) fn take(&self, idle: bool, into: &mut Commands) {
         let mut state = self.lock();
         while idle
             && state.submissions.is_empty()
             && state.aborts.is_empty()
+            && !state.is_woken
             && state.phase == Phase::Serving
         {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         into.submissions.append(&mut state.submissions);
         into.aborts.append(&mut state.aborts);
+        into.clears_prefix_cache |= mem::take(&mut state.clears_prefix_cache);
+        state.is_woken = false;
         into.phase = state.phase.clone();
     }
 

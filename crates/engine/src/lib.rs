@@ -76,6 +76,7 @@
 mod error;
 mod handle;
 mod inbox;
+mod kv_events;
 mod runner;
 mod sink;
 mod spawn;
@@ -84,8 +85,9 @@ mod stats;
 #[cfg(test)]
 mod tests;
 
-pub use error::{SpawnError, SubmitError};
+pub use error::{SpawnError, SubmitError, SubscribeError};
 pub use handle::EngineHandle;
+pub use kv_events::{KvChannelSink, KvEventSink, KvEvents, kv_event_channel};
 pub use sink::{ChannelSink, Delivery, EventSink, Events, channel};
 pub use spawn::{Engine, EngineConfig, EngineThread};
 pub use stats::EngineStats;

@@ -68,6 +68,7 @@ impl<X: StepExecutor> Runner<X> {
             Err(panic) => Some(format!("the engine thread panicked: {}", panic_message(&*panic))),
         };
         let unseen = self.shared.inbox.stop(fault.clone());
+        self.shared.kv_subscribers.stop();
         let reason = match fault {
             Some(fault) => FinishReason::Failed(fault),
             None => FinishReason::Aborted,
@@ -86,6 +87,7 @@ impl<X: StepExecutor> Runner<X> {
     /// The loop; an error is why the engine cannot go on.
     fn serve(&mut self) -> Result<(), String> {
         loop {
+            self.shared.kv_subscribers.serve(&mut self.scheduler);
             self.publish_stats();
             self.shared.inbox.take(self.clients.is_empty(), &mut self.commands);
             self.obey();
@@ -102,6 +104,9 @@ impl<X: StepExecutor> Runner<X> {
 
     /// Passes the commands on to the scheduler.
     fn obey(&mut self) {
+        if mem::take(&mut self.commands.clears_prefix_cache) {
+            self.scheduler.clear_prefix_cache();
+        }
         while let Some(Submission { request, sink }) = self.commands.submissions.pop_front() {
             let id = request.id;
             let client = Client::new(&request.prompt, sink);

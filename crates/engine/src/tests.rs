@@ -17,8 +17,12 @@ use crate::{
 
 const OK: u8 = 0;
 const FAIL_STEP: u8 = 1;
-const FAIL_FOR_GOOD: u8 = 2;
-const PANIC: u8 = 3;
+pub(crate) const FAIL_FOR_GOOD: u8 = 2;
+pub(crate) const PANIC: u8 = 3;
+
+/// More tokens than an engine yields while a test looks at it, however slow the machine is: five
+/// seconds of steps.
+pub(crate) const ENDLESS: u32 = 5000;
 
 /// What the executor's indexers do in each step, a failing one included.
 const LAUNCH: IndexerCounts = IndexerCounts { n_launches: 1, n_rows: 2, n_scored_keys: 30 };
@@ -33,13 +37,13 @@ impl StepExecutor for Counting {
     fn limits(&self) -> ExecutorLimits {
         ExecutorLimits {
             block_size: 4,
-            num_blocks: 64,
-            max_model_len: 200,
+            num_blocks: 4096,
+            max_model_len: 8192,
             max_num_seqs: 2,
             max_num_batched_tokens: 16,
             max_num_speculative_tokens: 0,
             n_lookahead_max: 0,
-            vocab_size: 1000,
+            vocab_size: 10_000,
         }
     }
 
@@ -76,10 +80,15 @@ impl Counting {
     }
 }
 
-fn start(max_queued_requests: u32) -> (EngineHandle, EngineThread, Arc<AtomicU8>) {
+pub(crate) fn start(max_queued_requests: u32) -> (EngineHandle, EngineThread, Arc<AtomicU8>) {
+    start_with(SchedulerConfig { max_queued_requests, ..SchedulerConfig::default() })
+}
+
+pub(crate) fn start_with(
+    scheduler: SchedulerConfig,
+) -> (EngineHandle, EngineThread, Arc<AtomicU8>) {
     let fault = Arc::new(AtomicU8::new(OK));
     let executor = Counting { fault: Arc::clone(&fault), queue: StepQueue::default() };
-    let scheduler = SchedulerConfig { max_queued_requests, ..SchedulerConfig::default() };
     let (handle, thread) =
         Engine::spawn(EngineConfig { scheduler }, move || Ok::<_, ExecutorError>(executor))
             .unwrap();
@@ -104,16 +113,16 @@ fn request(handle: &EngineHandle, max_tokens: u32) -> Request {
     }
 }
 
-fn submit(handle: &EngineHandle, max_tokens: u32) -> (RequestId, Events) {
+pub(crate) fn submit(handle: &EngineHandle, max_tokens: u32) -> (RequestId, Events) {
     let request = request(handle, max_tokens);
     let id = request.id;
-    let (sink, events) = channel(256);
+    let (sink, events) = channel(max_tokens as usize);
     handle.submit(request, Box::new(sink)).unwrap();
     (id, events)
 }
 
 /// Reads to the end: the tokens, and the one reason.
-fn read(events: Events) -> (Vec<u32>, FinishReason) {
+pub(crate) fn read(events: Events) -> (Vec<u32>, FinishReason) {
     let (mut tokens, mut reasons) = (vec![], vec![]);
     for event in events {
         match event {
@@ -126,10 +135,10 @@ fn read(events: Events) -> (Vec<u32>, FinishReason) {
     (tokens, reasons.remove(0))
 }
 
-fn wait_until(what: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: impl Fn() -> bool) {
     let started = Instant::now();
     while !what() {
-        assert!(started.elapsed() < Duration::from_secs(2), "not within two seconds");
+        assert!(started.elapsed() < Duration::from_secs(30), "not within 30 seconds");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -153,22 +162,24 @@ fn requests_run_and_drain() {
 #[test]
 fn a_full_queue_and_bad_requests_are_refused_at_once() {
     let (handle, _thread, _) = start(3);
-    let all: Vec<_> = (0..5).map(|_| submit(&handle, 30).1).collect();
+    let all: Vec<_> = (0..5).map(|_| submit(&handle, ENDLESS)).collect();
     let (sink, _events) = channel(1);
     let refused = handle.submit(request(&handle, 1), Box::new(sink));
     assert_eq!(refused, Err(SubmitError::QueueFull { limit: 5 }));
     let (sink, _events) = channel(1);
     let refused = handle.submit(request(&handle, 0), Box::new(sink));
     assert_eq!(refused, Err(SubmitError::Invalid(scheduler::SubmitError::ZeroMaxTokens)));
-    for events in all {
-        assert_eq!(read(events).1, FinishReason::MaxTokens);
+    for (id, events) in all {
+        assert!(handle.abort(id));
+        assert_eq!(read(events).1, FinishReason::Aborted);
     }
+    assert_eq!(read(submit(&handle, 30).1).1, FinishReason::MaxTokens, "there is room again");
 }
 
 #[test]
 fn ids_are_unique_while_unfinished() {
     let (handle, _thread, _) = start(3);
-    let (id, _events) = submit(&handle, 100);
+    let (id, _events) = submit(&handle, ENDLESS);
     let again = Request { id, ..request(&handle, 1) };
     let (sink, _unread) = channel(1);
     assert_eq!(handle.submit(again, Box::new(sink)), Err(SubmitError::DuplicateId));
@@ -177,7 +188,7 @@ fn ids_are_unique_while_unfinished() {
 #[test]
 fn aborts_end_running_and_queued_requests_and_ignore_strangers() {
     let (handle, _thread, _) = start(8);
-    let all: Vec<_> = (0..4).map(|_| submit(&handle, 190)).collect();
+    let all: Vec<_> = (0..4).map(|_| submit(&handle, ENDLESS)).collect();
     wait_until(|| handle.stats().scheduler.n_running == 2);
     for (id, _) in &all {
         assert!(handle.abort(*id));
@@ -193,10 +204,10 @@ fn aborts_end_running_and_queued_requests_and_ignore_strangers() {
 #[test]
 fn a_failed_step_fails_its_rows_only() {
     let (handle, _thread, fault) = start(8);
-    let all: Vec<_> = (0..3).map(|_| submit(&handle, 50).1).collect();
+    let all = [ENDLESS, ENDLESS, 50].map(|max_tokens| submit(&handle, max_tokens).1);
     wait_until(|| handle.stats().scheduler.n_running == 2);
     fault.store(FAIL_STEP, Ordering::SeqCst);
-    let reasons: Vec<_> = all.into_iter().map(|events| read(events).1).collect();
+    let reasons = all.map(|events| read(events).1);
     let failed = FinishReason::Failed("no luck".into());
     assert_eq!(reasons, [failed.clone(), failed, FinishReason::MaxTokens]);
     assert_eq!(handle.stats().n_failed_steps, 1);
@@ -205,7 +216,7 @@ fn a_failed_step_fails_its_rows_only() {
 #[test]
 fn what_indexers_did_adds_up_over_the_steps_that_did_not_fail() {
     let (handle, thread, fault) = start(8);
-    let (_, long) = submit(&handle, 50);
+    let (_, long) = submit(&handle, ENDLESS);
     wait_until(|| handle.stats().n_steps > 3);
     fault.store(FAIL_STEP, Ordering::SeqCst);
     assert_eq!(read(long).1, FinishReason::Failed("no luck".into()));
@@ -224,7 +235,7 @@ fn what_indexers_did_adds_up_over_the_steps_that_did_not_fail() {
 fn death_answers_everyone_and_refuses_the_rest() {
     for (how, text) in [(FAIL_FOR_GOOD, "burnt out"), (PANIC, "as the test asked")] {
         let (handle, _thread, fault) = start(8);
-        let all: Vec<_> = (0..5).map(|_| submit(&handle, 190).1).collect();
+        let all: Vec<_> = (0..5).map(|_| submit(&handle, ENDLESS).1).collect();
         wait_until(|| handle.stats().scheduler.n_running == 2);
         fault.store(how, Ordering::SeqCst);
         for events in all {
@@ -244,7 +255,7 @@ fn death_answers_everyone_and_refuses_the_rest() {
 #[test]
 fn dropping_the_thread_aborts_everyone() {
     let (handle, thread, _) = start(8);
-    let all: Vec<_> = (0..5).map(|_| submit(&handle, 190).1).collect();
+    let all: Vec<_> = (0..5).map(|_| submit(&handle, ENDLESS).1).collect();
     drop(thread);
     for events in all {
         assert_eq!(read(events).1, FinishReason::Aborted);
@@ -280,7 +291,7 @@ fn a_sink_that_takes_no_more_ends_its_request_and_no_other() {
         let (handle, _thread, _) = start(8);
         let n_finished = Arc::new(AtomicU8::new(0));
         let sink = Limited { n_left: 2, then, n_finished: Arc::clone(&n_finished) };
-        handle.submit(request(&handle, 190), Box::new(sink)).unwrap();
+        handle.submit(request(&handle, ENDLESS), Box::new(sink)).unwrap();
         let (_, other) = submit(&handle, 30);
         assert_eq!(read(other).1, FinishReason::MaxTokens);
         assert_eq!(n_finished.load(Ordering::SeqCst), 1);

@@ -51,9 +51,9 @@
 //!
 //! # Copy on write
 //!
-//! Sequences that start alike (`n > 1`) hold the blocks of what they share together. What they write
-//! lies behind: [`BlockPool::fork`] gives the second one fresh blocks from there on, and where the
-//! shared tokens end inside a block it says which block to copy to which.
+//! Sequences that start alike (`n > 1`) hold the blocks of what they share together. What they
+//! write lies behind: [`BlockPool::fork`] gives the second one fresh blocks from there on, and where
+//! the shared tokens end inside a block it says which block to copy to which.
 //!
 //! # Example
 //!

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use engine_types::{BlockId, TokenId};
+use engine_types::{BlockCopy, BlockId, TokenId};
 
 use crate::events::{EventLog, KvChange, KvEvent};
 use crate::index::PrefixIndex;
@@ -68,7 +68,7 @@ pub enum Fork {
     Done {
         /// What must be copied before anything is written to either block: from the source's block
         /// that is shared in part to the table's own. `None` if whole blocks are shared.
-        copy: Option<(BlockId, BlockId)>,
+        copy: Option<BlockCopy>,
     },
 }
 
@@ -219,8 +219,11 @@ impl BlockPool {
         let has_room = self.ensure_capacity(table, n_tokens);
         assert!(has_room, "fresh blocks are available");
         let is_partial = !n_shared.is_multiple_of(self.block_size);
-        let at = n_whole as usize;
-        Fork::Done { copy: is_partial.then(|| (source.blocks[at], table.blocks[at])) }
+        let copy = || {
+            let part = n_whole as usize;
+            BlockCopy { from: source.blocks[part], to: table.blocks[part] }
+        };
+        Fork::Done { copy: is_partial.then(copy) }
     }
 
     /// Grows `table` until it holds `n_tokens` tokens, by all the blocks that are missing or by

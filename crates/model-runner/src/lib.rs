@@ -23,8 +23,10 @@
 //! let mut runner = Runner::new(model, &options)?;
 //!
 //! let mut plan = StepPlan::default();
-//! let spec = RowSpec { n_computed: 0, n_draft: 0, samples: true, drafting: true, n_propose: 3 };
-//! plan.push_row(RequestId(7), spec, &[0, 856, 1168], &[], &[BlockId(5)]);
+//! let prompt = RowSpec { samples: true, prefill: true, ..RowSpec::default() };
+//! let spec = RowSpec { drafting: true, n_propose: 3, ..prompt };
+//! let table = plan.update_table(0, 0, &[BlockId(5)]);
+//! plan.push_row(RequestId(7), spec, &[0, 856, 1168], &[], table);
 //! let mut outcome = StepOutcome::default();
 //! runner.execute(&plan, &mut outcome)?;
 //! let row = outcome.row(RequestId(7)).expect("every row has an outcome");

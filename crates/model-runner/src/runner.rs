@@ -3,8 +3,8 @@
 use attention_backends::{AttentionBackend, CpuBackend, DeviceLayout, ReferenceBackend};
 use batch_layout::BatchLayout;
 use engine_types::{
-    ExecutorError, ExecutorLimits, IndexerStats, PlanRow, StepExecutor, StepOutcome, StepPlan,
-    TokenId,
+    BlockTables, ExecutorError, ExecutorLimits, IndexerStats, PlanRow, StepExecutor, StepOutcome,
+    StepPlan, StepQueue, TokenId,
 };
 use models::{DeepseekMtp, ForwardContext, ForwardOutput, LoadedModel};
 use spec_decode::{AcceptedRuns, DraftMethod, DraftSeq, EagleProposer, IndexShareFacts};
@@ -13,14 +13,16 @@ use tch::{Device, Tensor};
 use crate::error::{RunnerError, StepError};
 use crate::kv_cache::KvCache;
 use crate::limits::{AttentionChoice, RunnerOptions, n_bytes_per_slot, plan_limits};
-use crate::staging::Staging;
+use crate::staging::{Staging, check_table};
 
-/// A model with its KV caches, behind [`StepExecutor`].
+/// A model with its KV caches, behind [`StepExecutor`]. A step runs when it is collected.
 pub struct Runner {
     model: LoadedModel,
     backend: Box<dyn AttentionBackend>,
     limits: ExecutorLimits,
     pub(crate) kv_cache: KvCache,
+    queue: StepQueue,
+    tables: BlockTables,
     staging: Staging,
     target_ids: Vec<TokenId>,
     runs: AcceptedRuns,
@@ -32,14 +34,16 @@ impl StepExecutor for Runner {
         self.limits
     }
 
-    fn execute(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
-        outcome.clear();
-        if plan.is_empty() {
-            return Ok(());
-        }
-        let failed = |error: String| ExecutorError::Step(format!("{}: {error}", plan.step_id));
-        self.staging.fill(plan, &self.limits).map_err(failed)?;
-        tch::no_grad(|| self.step(plan, outcome)).map_err(|error| failed(error.to_string()))
+    fn launch(&mut self, plan: &StepPlan) {
+        self.queue.launch(plan);
+    }
+
+    fn collect(&mut self, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+        // Taken out while the rest of the runner runs the step.
+        let mut queue = std::mem::take(&mut self.queue);
+        let result = queue.collect(outcome, |plan, outcome| self.run(plan, outcome));
+        self.queue = queue;
+        result
     }
 }
 
@@ -54,10 +58,11 @@ impl Runner {
         let limits = plan_limits(options, &model)?;
         let n_slots = i64::from(limits.num_blocks) * i64::from(limits.block_size);
         let caches = model.new_caches(n_slots, options.index_cache_dtype, options.kv_init);
-        let kv_cache = KvCache::new(caches.map_err(|_| RunnerError::KvAllocation {
+        let caches = caches.map_err(|_| RunnerError::KvAllocation {
             num_blocks: limits.num_blocks,
             n_bytes: n_slots as u64 * n_bytes_per_slot(options, &model) as u64,
-        })?);
+        })?;
+        let kv_cache = KvCache::new(caches, limits.block_size);
         let backend: Box<dyn AttentionBackend> = match (options.attention, model.device) {
             (AttentionChoice::Auto, Device::Cpu) => Box::new(CpuBackend),
             _ => Box::new(ReferenceBackend),
@@ -84,6 +89,8 @@ impl Runner {
             backend,
             limits,
             kv_cache,
+            queue: StepQueue::default(),
+            tables: BlockTables::default(),
             staging: Staging::new(limits.block_size),
             target_ids: Vec::new(),
             runs: AcceptedRuns::default(),
@@ -97,9 +104,26 @@ impl Runner {
         self.proposer.shares_index()
     }
 
+    /// Runs a step whose tokens are known. The block tables follow the plan even if it is refused.
+    fn run(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+        let at_step = |error: String| format!("{}: {error}", plan.step_id);
+        // Without its changes, no table of a later plan can be trusted.
+        let no_table = |error| ExecutorError::Fatal(at_step(error));
+        let mut updates = plan.table_updates();
+        updates.try_for_each(|u| check_table(u.slot, &self.limits)).map_err(no_table)?;
+        self.tables.update(plan);
+        let failed = |error| ExecutorError::Step(at_step(error));
+        self.staging.fill(plan, &self.tables, &self.limits).map_err(failed)?;
+        tch::no_grad(|| self.step(plan, outcome)).map_err(|error| failed(error.to_string()))
+    }
+
     fn step(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), StepError> {
+        self.kv_cache.copy_blocks(plan.copies())?;
+        if plan.is_empty() {
+            return Ok(());
+        }
         let output = self.forward(&self.staging.ids, &self.staging.layout)?;
-        let is_prefill = plan.rows().iter().any(is_prefill_chunk);
+        let is_prefill = plan.rows().iter().any(|row| row.prefill);
         let IndexerStats { target_prefill, target_verify, .. } = &mut outcome.indexer;
         *(if is_prefill { target_prefill } else { target_verify }) = output.indexer;
         self.verify(&output.hidden)?;
@@ -191,12 +215,6 @@ fn proposer(model: &LoadedModel, options: &RunnerOptions) -> Result<EaglePropose
     let is_shared = options.index_share.resolve(&facts);
     proposer.share_index(is_shared.map_err(|reason| RunnerError::IndexShare { reason })?);
     Ok(proposer)
-}
-
-/// Whether a row holds tokens of a prompt, or of a request that starts again, rather than one known
-/// token and its drafts.
-fn is_prefill_chunk(row: &PlanRow) -> bool {
-    !row.samples || row.n_query > row.n_draft + 1
 }
 
 /// What the drafter needs to know of a row whose accepted run is `run`, empty for a middle chunk.

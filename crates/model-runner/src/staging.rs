@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use batch_layout::{BatchLayout, SeqSpec};
-use engine_types::{ExecutorLimits, PlanRow, StepPlan};
+use engine_types::{BlockId, BlockTables, ExecutorLimits, PlanRow, StepPlan};
 use spec_decode::SpecDecodeMetadata;
 
 /// The host side of a step's input; buffers are reused.
@@ -39,8 +39,14 @@ impl Staging {
 
     /// Fills the arrays from `plan`. A plan that breaks the contract is refused before anything
     /// reaches the device; the text says which row and which bound.
-    pub(crate) fn fill(&mut self, plan: &StepPlan, limits: &ExecutorLimits) -> Result<(), String> {
+    pub(crate) fn fill(
+        &mut self,
+        plan: &StepPlan,
+        tables: &BlockTables,
+        limits: &ExecutorLimits,
+    ) -> Result<(), String> {
         check_sizes(plan, limits)?;
+        check_copies(plan, limits)?;
         self.layout.clear();
         self.metadata.clear();
         self.blocks.clear();
@@ -48,9 +54,12 @@ impl Staging {
         self.ids.clear();
         self.ids.extend(plan.all_tokens().iter().map(|&id| i64::from(id)));
         for row in plan.rows() {
-            check_row(plan, row, limits).map_err(|fault| format!("{}: {fault}", row.request_id))?;
+            let refused = |fault: String| format!("{}: {fault}", row.request_id);
+            check_row(plan, row, limits).map_err(refused)?;
+            let blocks = tables.blocks(row.table);
+            check_blocks(row, blocks, limits).map_err(refused)?;
             let start = self.blocks.len();
-            self.blocks.extend(plan.blocks(row).iter().map(|block| block.0));
+            self.blocks.extend(blocks.iter().map(|block| block.0));
             let spec = SeqSpec { n_computed: row.n_computed, n_query: row.n_query };
             self.layout.push(spec, &self.blocks[start..]);
             let sampling_idx = row.samples.then_some(self.metadata.n_seqs());
@@ -75,7 +84,7 @@ impl Staging {
 }
 
 fn check_sizes(plan: &StepPlan, limits: &ExecutorLimits) -> Result<(), String> {
-    let (n_rows, n_tokens) = (plan.rows().len(), plan.all_tokens().len());
+    let (n_rows, n_tokens) = (plan.rows().len(), plan.n_queried());
     if n_rows > limits.max_num_seqs as usize {
         return Err(format!("{n_rows} rows, max_num_seqs is {}", limits.max_num_seqs));
     }
@@ -86,14 +95,20 @@ fn check_sizes(plan: &StepPlan, limits: &ExecutorLimits) -> Result<(), String> {
     Ok(())
 }
 
+fn check_copies(plan: &StepPlan, limits: &ExecutorLimits) -> Result<(), String> {
+    let mut copied = plan.copies().iter().flat_map(|copy| [copy.from, copy.to]);
+    match copied.find(|block| block.0 >= limits.num_blocks) {
+        Some(block) => Err(format!("a copy of {block}, num_blocks is {}", limits.num_blocks)),
+        None => Ok(()),
+    }
+}
+
 fn check_row(plan: &StepPlan, row: &PlanRow, limits: &ExecutorLimits) -> Result<(), String> {
     let known = plan.tokens(row).iter().chain(plan.lookahead(row));
     if let Some(id) = known.into_iter().find(|&&id| id >= limits.vocab_size) {
         return Err(format!("token {id}, vocab_size is {}", limits.vocab_size));
     }
-    if let Some(block) = plan.blocks(row).iter().find(|block| block.0 >= limits.num_blocks) {
-        return Err(format!("{block}, num_blocks is {}", limits.num_blocks));
-    }
+    check_table(row.table.slot, limits)?;
     let max_drafts = limits.max_num_speculative_tokens;
     if row.n_draft.max(row.n_propose) > max_drafts {
         let (verified, wanted) = (row.n_draft, row.n_propose);
@@ -111,10 +126,25 @@ fn check_row(plan: &StepPlan, row: &PlanRow, limits: &ExecutorLimits) -> Result<
     if row.drafting && row.samples != plan.lookahead(row).is_empty() {
         return Err("lookahead belongs to the middle chunks of a drafted request".to_owned());
     }
+    Ok(())
+}
+
+/// Whether there is a table of that number.
+pub(crate) fn check_table(slot: u32, limits: &ExecutorLimits) -> Result<(), String> {
+    if slot >= limits.max_num_seqs {
+        return Err(format!("block table {slot}, max_num_seqs is {}", limits.max_num_seqs));
+    }
+    Ok(())
+}
+
+fn check_blocks(row: &PlanRow, blocks: &[BlockId], limits: &ExecutorLimits) -> Result<(), String> {
+    if let Some(block) = blocks.iter().find(|block| block.0 >= limits.num_blocks) {
+        return Err(format!("{block}, num_blocks is {}", limits.num_blocks));
+    }
     let n_positions = u64::from(row.n_computed)
         + u64::from(row.n_query)
         + u64::from(row.n_propose.saturating_sub(1));
-    let n_covered = plan.blocks(row).len() as u64 * u64::from(limits.block_size);
+    let n_covered = blocks.len() as u64 * u64::from(limits.block_size);
     if n_positions > n_covered {
         return Err(format!("{n_positions} positions are written, the blocks hold {n_covered}"));
     }

@@ -1,12 +1,15 @@
 //! Tests of the runner on the bundled checkpoint.
 
+mod copies;
+mod deferred;
 mod driver;
 mod limits;
 mod oracle;
 
 use batch_layout::{BatchLayout, SeqSpec};
 use engine_types::{
-    BlockId, ExecutorError, RequestId, RowSpec, StepExecutor, StepOutcome, StepPlan, TokenId,
+    BlockCopy, BlockId, ExecutorError, RequestId, RowSpec, RowTable, StepExecutor, StepOutcome,
+    StepPlan, TokenId,
 };
 use models::{ForwardOutput, KvInit, LoadOptions, LoadedModel};
 use spec_decode::IndexShare;
@@ -14,6 +17,16 @@ use tch::Tensor;
 
 use crate::limits::RunnerOptions;
 use crate::runner::Runner;
+
+/// A prompt whose first token is to be chosen, with three drafts behind it.
+const WHOLE_PROMPT: RowSpec = RowSpec {
+    n_computed: 0,
+    n_draft: 0,
+    samples: true,
+    prefill: true,
+    drafting: true,
+    n_propose: 3,
+};
 
 const PROMPT: [TokenId; 9] = [0, 856, 1168, 596, 332, 2097, 3770, 2744, 330];
 
@@ -93,10 +106,11 @@ fn verify_logits_have_the_same_bits_with_and_without_index_sharing() {
     // The 331 tokens of the reference behind which its drafts differ.
     let prompt = oracle::prompt("tiny-glm52", "public-12");
     let blocks: Vec<u32> = (0..22).rev().collect();
-    let spec = RowSpec { n_computed: 0, n_draft: 0, samples: true, drafting: true, n_propose: 5 };
+    let spec = RowSpec { n_propose: 5, ..WHOLE_PROMPT };
     let mut plan = StepPlan::default();
     let table: Vec<BlockId> = blocks.iter().copied().map(BlockId).collect();
-    plan.push_row(RequestId(0), spec, &prompt, &[], &table);
+    let table = plan.update_table(0, 0, &table);
+    plan.push_row(RequestId(0), spec, &prompt, &[], table);
     let windows = [IndexShare::On, IndexShare::Off].map(|index_share| {
         let options = RunnerOptions { index_share, kv_init: KvInit::Nan, ..options(5) };
         let mut runner = runner_of("tiny-glm52", &options);
@@ -132,7 +146,7 @@ fn sharing_is_refused_where_there_is_nothing_to_share() {
 #[test]
 fn plans_that_break_a_bound_are_refused_and_later_ones_run() {
     let mut runner = runner(&RunnerOptions { max_num_seqs: 2, ..options(3) });
-    let good = RowSpec { n_computed: 0, n_draft: 0, samples: true, drafting: true, n_propose: 3 };
+    let good = WHOLE_PROMPT;
     let middle = RowSpec { samples: false, n_propose: 0, ..good };
     let far = RowSpec { n_computed: 1 << 20, ..good };
     let table = [
@@ -151,22 +165,48 @@ fn plans_that_break_a_bound_are_refused_and_later_ones_run() {
     for (spec, tokens, lookahead, blocks, expected) in table {
         let blocks: Vec<BlockId> = blocks.map(BlockId).collect();
         plan.clear();
-        plan.push_row(RequestId(3), spec, &tokens, &lookahead, &blocks);
+        let table = plan.update_table(1, 0, &blocks);
+        plan.push_row(RequestId(3), spec, &tokens, &lookahead, table);
         let Err(ExecutorError::Step(text)) = runner.execute(&plan, &mut outcome) else {
             panic!("{expected}: not refused");
         };
         assert!(text.starts_with("step 0: request 3: ") && text.contains(expected), "{text}");
     }
+    let refusal = |plan: &StepPlan, runner: &mut Runner| {
+        runner.execute(plan, &mut StepOutcome::default()).unwrap_err().to_string()
+    };
     plan.clear();
-    for id in 0..3 {
-        plan.push_row(RequestId(id), good, &[1], &[], &[BlockId(id as u32)]);
+    let table = plan.update_table(0, 0, &[BlockId(0)]);
+    (0..3).for_each(|id| plan.push_row(RequestId(id), good, &[1], &[], table));
+    let text = refusal(&plan, &mut runner);
+    assert!(text.contains("3 rows, max_num_seqs is 2"), "{text}");
+    for (from, to) in [(1024, 1), (1, 1024)] {
+        plan.clear();
+        plan.push_copy(BlockCopy { from: BlockId(from), to: BlockId(to) });
+        let text = refusal(&plan, &mut runner);
+        assert!(text.contains("step 0: a copy of block 1024, num_blocks is 1024"), "{text}");
     }
-    let error = runner.execute(&plan, &mut outcome).unwrap_err();
-    assert!(error.to_string().contains("3 rows, max_num_seqs is 2"), "{error}");
     plan.clear();
-    plan.push_row(RequestId(3), good, &PROMPT, &[], &[BlockId(0)]);
+    plan.push_row(RequestId(3), good, &[1], &[], RowTable { slot: 2, n_blocks: 1 });
+    let text = refusal(&plan, &mut runner);
+    assert!(text.contains("request 3: block table 2, max_num_seqs is 2"), "{text}");
+
+    // The tables follow refused plans, too.
+    plan.clear();
+    plan.push_row(RequestId(3), good, &PROMPT, &[], RowTable { slot: 0, n_blocks: 1 });
     runner.execute(&plan, &mut outcome).unwrap();
     assert_eq!(outcome.tokens(outcome.row(RequestId(3)).unwrap()).len(), 1);
+}
+
+/// Its changes cannot be entered, so that no later plan would mean what it says.
+#[test]
+fn a_table_that_there_is_not_is_the_end() {
+    let mut runner = runner(&RunnerOptions { max_num_seqs: 2, ..options(0) });
+    let mut plan = StepPlan::default();
+    plan.update_table(u32::MAX, 0, &[BlockId(0)]);
+    let error = runner.execute(&plan, &mut StepOutcome::default()).unwrap_err();
+    let ExecutorError::Fatal(text) = error else { panic!("{error}") };
+    assert_eq!(text, "step 0: block table 4294967295, max_num_seqs is 2");
 }
 
 #[test]

@@ -60,6 +60,18 @@ impl LayerCache {
         self.index.as_ref().expect("a layer with an indexer has an index cache")
     }
 
+    /// Copies `n_slots` slots from slot `from` on to slot `to` on, in every cache of the layer. The
+    /// two ranges have no slot in common.
+    ///
+    /// # Errors
+    ///
+    /// [`TchError`] if a range does not lie in the caches.
+    pub fn copy_slots(&self, from: i64, to: i64, n_slots: i64) -> Result<(), TchError> {
+        self.tensors().try_for_each(|cache| {
+            cache.f_narrow(0, to, n_slots)?.f_copy_(&cache.f_narrow(0, from, n_slots)?)
+        })
+    }
+
     /// The caches of the layer.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         std::iter::once(&self.latent).chain(&self.index)

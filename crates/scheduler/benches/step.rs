@@ -1,8 +1,10 @@
 //! What a step costs the control plane: `plan` and `apply` with full batches of verify rows.
 //!
-//! The question is how much of a step's time the host spends between two launches, at a context
-//! of about 1,000 tokens, 3 drafts a request of which 2 are accepted, and blocks of 16 tokens; and
-//! how much of it the prefix cache takes, which hashes each block as it fills.
+//! The question is how much of a step's time the host spends between two launches, by the number
+//! of running requests and their context, and how much of it the prefix cache takes, which hashes
+//! each block as it fills. Every request has one draft of three accepted in each step. Prompts
+//! differ from the first token on, and their lengths are spread over a block of 16 tokens, so that
+//! each step fills the same number of blocks. `docs/perf/scheduler_vllm.py` measures the same.
 
 use std::time::{Duration, Instant};
 
@@ -13,55 +15,68 @@ use engine_types::{
 use scheduler::{Scheduler, SchedulerConfig};
 
 const K: u32 = 3;
-const N_PROMPT: usize = 900;
-const N_STEPS: u32 = 60;
+const BLOCK_SIZE: u32 = 16;
+/// With two tokens a step the context grows by 256 until it starts anew.
+const N_STEPS: u32 = 128;
+/// A request fills a block in this many steps.
+const N_WARM_STEPS: u32 = 8;
+const N_GROWTH: u32 = 2 * (N_STEPS + N_WARM_STEPS) + BLOCK_SIZE + 2 * K;
+
+#[derive(Clone, Copy)]
+struct Shape {
+    n_requests: u32,
+    context: u32,
+    is_caching: bool,
+}
 
 struct Bench {
     scheduler: Scheduler,
     plan: StepPlan,
     outcome: StepOutcome,
     events: Vec<RequestEvent>,
+    n_steps: u32,
 }
 
 impl Bench {
     /// All requests prefilled, with drafts to verify.
-    fn new(n_requests: u32, enable_prefix_caching: bool) -> Self {
+    fn new(shape: Shape) -> Self {
+        let Shape { n_requests, context, is_caching } = shape;
+        let max_num_batched_tokens = n_requests * (context + BLOCK_SIZE);
         let limits = ExecutorLimits {
-            block_size: 16,
-            num_blocks: n_requests * 100,
-            max_model_len: 4096,
+            block_size: BLOCK_SIZE,
+            num_blocks: n_requests * (context + N_GROWTH).div_ceil(BLOCK_SIZE),
+            max_model_len: context + 2048,
             max_num_seqs: n_requests,
-            max_num_batched_tokens: n_requests * 1024,
+            max_num_batched_tokens,
             max_num_speculative_tokens: K,
             n_lookahead_max: 1,
             vocab_size: 10_000,
         };
         let config = SchedulerConfig {
             max_num_seqs: n_requests,
-            max_num_batched_tokens: n_requests * 1024,
+            max_num_batched_tokens,
             num_speculative_tokens: K,
-            enable_prefix_caching,
+            enable_prefix_caching: is_caching,
             ..SchedulerConfig::default()
         };
-        let scheduler = Scheduler::new(config, limits).expect("a valid configuration");
         let mut bench = Self {
-            scheduler,
+            scheduler: Scheduler::new(config, limits).expect("a valid configuration"),
             plan: StepPlan::default(),
             outcome: StepOutcome::default(),
             events: Vec::new(),
+            n_steps: 0,
         };
         for id in 0..n_requests {
             let params = SamplingParams {
-                max_tokens: 3000,
+                max_tokens: 2000,
                 ignore_eos: true,
                 stop_token_ids: vec![],
                 stop_sequences: vec![],
                 num_speculative_tokens: None,
             };
-            // Different from the first token on, so that nothing is shared.
             let request = Request {
                 id: RequestId(u64::from(id)),
-                prompt: vec![id; N_PROMPT],
+                prompt: vec![id; (context + id % BLOCK_SIZE) as usize],
                 params,
                 cache_salt: None,
                 priority: 0,
@@ -69,7 +84,10 @@ impl Bench {
             };
             bench.scheduler.submit(request).expect("room in the queue");
         }
-        bench.step();
+        for _ in 0..N_WARM_STEPS {
+            bench.step();
+        }
+        bench.n_steps = 0;
         bench
     }
 
@@ -81,38 +99,70 @@ impl Bench {
         let plan = start.elapsed();
         self.outcome.clear();
         for row in self.plan.rows() {
-            let run = [7, 7, 9];
-            let n_accepted = row.n_draft.min(2);
-            let run = &run[2 - n_accepted as usize..];
+            let n_accepted = row.n_draft.min(1);
+            let run = if n_accepted == 1 { &[7, 9][..] } else { &[7] };
             self.outcome.push_row(row.request_id, run, n_accepted, &[7, 7, 7]);
         }
         let start = Instant::now();
         self.scheduler.apply(&self.plan, &self.outcome, &mut self.events);
+        self.n_steps += 1;
         [plan, start.elapsed()]
     }
 }
 
+/// Measures what `part` takes of a step's times.
+fn measure(
+    criterion: &mut Criterion,
+    name: &str,
+    shape: Shape,
+    part: fn([Duration; 2]) -> Duration,
+) {
+    let Shape { n_requests, context, is_caching } = shape;
+    let cache = if is_caching { "prefix cache" } else { "no prefix cache" };
+    let name = format!("{name}/{n_requests} requests, context {context}, {cache}");
+    let mut bench = None;
+    criterion.bench_function(&name, |bencher| {
+        bencher.iter_custom(|n_iterations| {
+            let mut total = Duration::ZERO;
+            for _ in 0..n_iterations {
+                if bench.as_ref().is_none_or(|bench: &Bench| bench.n_steps == N_STEPS) {
+                    bench = None;
+                }
+                total += part(bench.get_or_insert_with(|| Bench::new(shape)).step());
+            }
+            total
+        });
+    });
+}
+
 fn step(criterion: &mut Criterion) {
-    for (n_requests, is_caching) in [(256, false), (256, true), (1024, false), (1024, true)] {
-        let cache = if is_caching { "prefix cache" } else { "no prefix cache" };
-        for (part_idx, part) in ["plan", "apply"].into_iter().enumerate() {
-            let name = format!("{part}/{n_requests} requests, {cache}");
-            criterion.bench_function(&name, |bencher| {
-                bencher.iter_custom(|n_iterations| {
-                    let mut total = Duration::ZERO;
-                    let mut bench = Bench::new(n_requests, is_caching);
-                    for iteration in 0..n_iterations {
-                        if iteration > 0 && iteration % u64::from(N_STEPS) == 0 {
-                            bench = Bench::new(n_requests, is_caching);
-                        }
-                        total += bench.step()[part_idx];
-                    }
-                    total
-                });
-            });
+    for context in [1000, 10_000] {
+        for n_requests in [16, 256, 1024, 4096] {
+            for is_caching in [false, true] {
+                let shape = Shape { n_requests, context, is_caching };
+                measure(criterion, "step", shape, |[plan, apply]| plan + apply);
+            }
         }
     }
 }
 
-criterion_group!(benches, step);
+/// How a step is divided.
+fn parts(criterion: &mut Criterion) {
+    for context in [1000, 10_000] {
+        for is_caching in [false, true] {
+            let shape = Shape { n_requests: 1024, context, is_caching };
+            measure(criterion, "plan", shape, |[plan, _]| plan);
+            measure(criterion, "apply", shape, |[_, apply]| apply);
+        }
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_secs(1))
+        .measurement_time(Duration::from_secs(2));
+    targets = step, parts
+}
 criterion_main!(benches);

@@ -60,6 +60,7 @@ mod entries;
 mod entry;
 mod error;
 mod flight;
+mod kv_events;
 mod outputs;
 mod plan;
 mod prompts;

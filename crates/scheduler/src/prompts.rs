@@ -1,6 +1,6 @@
 //! Rows that read prompts, and which requests start.
 
-use engine_types::{BlockCopy, FinishReason};
+use engine_types::FinishReason;
 use kv_block_manager::Fork;
 
 use crate::entries::Slot;
@@ -82,8 +82,8 @@ impl Scheduler {
         match fork {
             Fork::NoRoom => false,
             Fork::Done { copy } => {
-                if let Some((from, to)) = copy {
-                    draft.plan.push_copy(BlockCopy { from, to });
+                if let Some(copy) = copy {
+                    draft.plan.push_copy(copy);
                 }
                 true
             }

@@ -1,6 +1,8 @@
-//! A plain driver of a [`Runner`]: fixed block tables, no scheduler.
+//! A plain driver of a [`Runner`]: fixed blocks, no scheduler.
 
-use engine_types::{BlockId, RequestId, RowSpec, StepExecutor, StepOutcome, StepPlan, TokenId};
+use engine_types::{
+    BlockId, RequestId, RowSpec, RowTable, StepExecutor, StepOutcome, StepPlan, TokenId,
+};
 
 use crate::runner::Runner;
 
@@ -13,7 +15,13 @@ pub(super) struct Job {
     max_tokens: usize,
     n_drafts: usize,
     n_computed: usize,
+    /// Position of the first token that no row has queried yet.
+    next: usize,
+    /// Which row of the step before it has, if that one samples.
+    last_row: Option<u32>,
     blocks: Vec<BlockId>,
+    /// How many of the blocks the runner has been told of.
+    n_told: usize,
     drafts: Vec<TokenId>,
     /// The drafts behind each sampling step, the first one's behind the first token.
     pub(super) proposed: Vec<Vec<TokenId>>,
@@ -29,7 +37,10 @@ impl Job {
             max_tokens,
             n_drafts,
             n_computed: 0,
+            next: 0,
+            last_row: None,
             blocks: Vec::new(),
+            n_told: 0,
             drafts: Vec::new(),
             proposed: Vec::new(),
             accepted: Vec::new(),
@@ -44,20 +55,50 @@ impl Job {
         self.generated().len() >= self.max_tokens
     }
 
-    fn push_row(&self, plan: &mut StepPlan, id: RequestId, chunk: usize, n_lookahead: usize) {
-        let end = self.tokens.len().min(self.n_computed + chunk);
+    /// Appends the row that comes next. In deferred mode it continues the row of the step in
+    /// flight, once that samples.
+    fn push_row(&mut self, plan: &mut StepPlan, id: RequestId, feed: Feed, pool: Pool) {
+        let source = self.last_row.filter(|_| feed.deferred);
+        let start = self.next;
+        let end = self.tokens.len().min(start + feed.chunk);
         let samples = end == self.tokens.len();
-        let mut query = self.tokens[self.n_computed..end].to_vec();
-        query.extend_from_slice(&self.drafts);
-        let n_lookahead = n_lookahead.min(self.tokens.len() - end);
+        self.last_row = samples.then(|| to_u32(plan.rows().len()));
+        self.next = end;
         let spec = RowSpec {
-            n_computed: u32::try_from(self.n_computed).unwrap(),
-            n_draft: u32::try_from(self.drafts.len()).unwrap(),
+            n_computed: to_u32(start),
+            n_draft: to_u32(self.drafts.len()),
             samples,
+            prefill: start < self.n_prompt,
             drafting: self.n_drafts > 0,
-            n_propose: if samples { u32::try_from(self.n_drafts).unwrap() } else { 0 },
+            n_propose: if samples { to_u32(self.n_drafts) } else { 0 },
         };
-        plan.push_row(id, spec, &query, &self.tokens[end..end + n_lookahead], &self.blocks);
+        if let Some(row) = source {
+            let spec = RowSpec { n_computed: to_u32(end), n_draft: to_u32(self.n_drafts), ..spec };
+            // The row in flight may accept all its drafts.
+            let table = self.table(plan, id, end + 2 * self.n_drafts + 1, pool);
+            plan.push_deferred_row(id, spec, row, table);
+            return;
+        }
+        let query = [&self.tokens[start..end], &self.drafts].concat();
+        let lookahead = end..self.tokens.len().min(end + pool.n_lookahead);
+        let table = self.table(plan, id, start + query.len(), pool);
+        plan.push_row(id, spec, &query, &self.tokens[lookahead], table);
+    }
+
+    /// The block table of a row that queries up to position `n_queried`. Tells of the blocks that
+    /// it needs first.
+    fn table(
+        &mut self,
+        plan: &mut StepPlan,
+        id: RequestId,
+        n_queried: usize,
+        pool: Pool,
+    ) -> RowTable {
+        let start = self.n_told;
+        let n_positions = n_queried + self.n_drafts.saturating_sub(1);
+        self.n_told = start.max(n_positions.div_ceil(pool.block_size));
+        let slot = u32::try_from(id.0).unwrap();
+        plan.update_table(slot, to_u32(start), &self.blocks[start..self.n_told])
     }
 
     fn apply(&mut self, run: &[TokenId], drafts: &[TokenId], chunk: usize) {
@@ -65,15 +106,29 @@ impl Job {
             self.n_computed += chunk;
             return;
         }
-        if !self.drafts.is_empty() {
-            self.accepted.push(u32::try_from(run.len() - 1).unwrap());
+        if self.n_drafts > 0 && !self.proposed.is_empty() {
+            self.accepted.push(to_u32(run.len() - 1));
         }
         self.n_computed = self.tokens.len() + run.len() - 1;
+        self.next = self.n_computed;
         self.tokens.extend_from_slice(run);
         self.tokens.truncate(self.n_prompt + self.max_tokens);
         self.drafts = drafts.to_vec();
         self.proposed.push(drafts.to_vec());
     }
+
+    /// The slots behind the valid ones.
+    fn unused_slots(&self, block_size: usize) -> Vec<i64> {
+        let slot = |position: usize| {
+            let block = self.blocks[position / block_size].0 as usize;
+            i64::try_from(block * block_size + position % block_size).unwrap()
+        };
+        (self.n_computed..self.blocks.len() * block_size).map(slot).collect()
+    }
+}
+
+fn to_u32(value: usize) -> u32 {
+    u32::try_from(value).unwrap()
 }
 
 /// How [`run`] feeds the jobs.
@@ -83,35 +138,53 @@ pub(super) struct Feed {
     pub(super) chunk: usize,
     /// After each step, fill every slot behind the valid ones with NaN.
     pub(super) poison: bool,
+    /// Launch each step before the one before it is collected.
+    pub(super) deferred: bool,
+}
+
+/// What a job needs to know of the runner.
+#[derive(Clone, Copy, Debug)]
+struct Pool {
+    block_size: usize,
+    n_lookahead: usize,
 }
 
 /// Runs all jobs to their ends, in one batch from the first step on.
 pub(super) fn run(runner: &mut Runner, mut jobs: Vec<Job>, feed: Feed) -> Vec<Job> {
     let limits = runner.limits();
     let block_size = limits.block_size as usize;
+    let pool = Pool { block_size, n_lookahead: limits.n_lookahead_max as usize };
     allocate(&mut jobs, block_size, limits.num_blocks);
     let (mut plan, mut outcome) = (StepPlan::default(), StepOutcome::default());
-    while jobs.iter().any(|job| !job.is_done()) {
+    let mut n_in_flight = 0;
+    loop {
         plan.clear();
-        for (id, job) in (0..).map(RequestId).zip(&jobs).filter(|(_, job)| !job.is_done()) {
-            job.push_row(&mut plan, id, feed.chunk, limits.n_lookahead_max as usize);
+        for (id, job) in (0..).map(RequestId).zip(&mut jobs).filter(|(_, job)| !job.is_done()) {
+            job.push_row(&mut plan, id, feed, pool);
         }
-        runner.execute(&plan, &mut outcome).unwrap();
+        if !plan.is_empty() {
+            runner.launch(&plan);
+            n_in_flight += 1;
+            if feed.deferred && n_in_flight == 1 {
+                continue;
+            }
+        } else if n_in_flight == 0 {
+            return jobs;
+        }
+        runner.collect(&mut outcome).unwrap();
+        n_in_flight -= 1;
         for row in outcome.rows() {
             let job = &mut jobs[usize::try_from(row.request_id.0).unwrap()];
+            // A row that was launched before the end of its request was known.
+            if job.is_done() {
+                continue;
+            }
             job.apply(outcome.tokens(row), outcome.drafts(row), feed.chunk);
             if feed.poison {
-                let slots = |position: usize| {
-                    let block = job.blocks[position / block_size].0 as usize;
-                    i64::try_from(block * block_size + position % block_size).unwrap()
-                };
-                let behind: Vec<i64> =
-                    (job.n_computed..job.blocks.len() * block_size).map(slots).collect();
-                runner.kv_cache.poison(&behind);
+                runner.kv_cache.poison(&job.unused_slots(block_size));
             }
         }
     }
-    jobs
 }
 
 /// Deals the pool's blocks out one at a time from the last one, so that no table is contiguous.
@@ -119,7 +192,7 @@ fn allocate(jobs: &mut [Job], block_size: usize, num_blocks: u32) {
     let mut free = (0..num_blocks).map(BlockId);
     let needs: Vec<usize> = jobs
         .iter()
-        .map(|job| (job.n_prompt + job.max_tokens + 2 * job.n_drafts).div_ceil(block_size))
+        .map(|job| (job.n_prompt + job.max_tokens + 3 * job.n_drafts).div_ceil(block_size))
         .collect();
     for nth in 0..needs.iter().copied().max().unwrap_or(0) {
         for (job, _) in jobs.iter_mut().zip(&needs).filter(|(_, need)| **need > nth) {

@@ -11,7 +11,7 @@ use super::{options, runner_of};
 use crate::limits::{AttentionChoice, RunnerOptions};
 use crate::runner::Runner;
 
-const WHOLE: Feed = Feed { chunk: 4096, poison: false };
+const WHOLE: Feed = Feed { chunk: 4096, poison: false, deferred: false };
 
 /// A model and how its draft steps choose keys.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +71,13 @@ pub(super) fn prompt(model: &'static str, case: &str) -> Vec<TokenId> {
     ids(&cases.find(|candidate| candidate["name"] == case).unwrap()["prompt_ids"])
 }
 
+/// Prompt and greedy continuation of each case.
+pub(super) fn cases(model: &'static str) -> Vec<(Vec<TokenId>, Vec<TokenId>)> {
+    let subject = Subject { model, index_share: IndexShare::Auto };
+    let case = |case: &Value| (ids(&case["prompt_ids"]), ids(&case["greedy_ids"]));
+    subject.read("cases.json").iter().map(case).collect()
+}
+
 fn jobs(cases: &[Value], n_drafts: usize) -> Vec<Job> {
     let job = |case: &Value| {
         Job::new(&ids(&case["prompt_ids"]), ids(&case["greedy_ids"]).len(), n_drafts)
@@ -119,7 +126,7 @@ fn poisoned_slots_blocks_and_chunks_change_nothing() {
             let kv_init = KvInit::Nan;
             let options = RunnerOptions { block_size, num_blocks, kv_init, ..options(3) };
             let mut runner = subject.runner(options);
-            let done = run(&mut runner, jobs(&cases, 3), Feed { chunk, poison: true });
+            let done = run(&mut runner, jobs(&cases, 3), Feed { chunk, poison: true, ..WHOLE });
             let what = format!("blocks of {block_size}, chunks of {chunk}");
             check(subject, &cases, &done, (3, &what));
         }
@@ -133,7 +140,7 @@ fn the_reference_backend_gives_the_same_steps() {
         let cases = &subject.read("cases.json")[..12];
         let attention = AttentionChoice::Reference;
         let mut runner = subject.runner(RunnerOptions { attention, ..options(3) });
-        let done = run(&mut runner, jobs(cases, 3), Feed { chunk: 16, poison: false });
+        let done = run(&mut runner, jobs(cases, 3), Feed { chunk: 16, ..WHOLE });
         check(subject, cases, &done, (3, "reference attention"));
     }
 }
@@ -166,7 +173,8 @@ fn every_draft_probe_is_equal() {
                 |probes: &[Value]| probes.iter().map(|p| Job::new(prefix(p), 1, 3)).collect();
             for probes in probes.chunks(8) {
                 for chunk in [64, 4096] {
-                    let done = run(&mut runner, jobs(probes), Feed { chunk, poison: true });
+                    let done =
+                        run(&mut runner, jobs(probes), Feed { chunk, poison: true, ..WHOLE });
                     for (probe, job) in probes.iter().zip(done) {
                         let place = format!("{} at {}", set["case"], probe["prefix_len"]);
                         assert_eq!(job.generated()[0], probe["next_token"], "{place}");

@@ -31,7 +31,7 @@ fn fork(
         }
         Fork::Done { copy } => {
             assert_eq!(pool.n_available(), n_available - n_fresh);
-            Some((table, copy.map(|(from, to)| (from.0, to.0))))
+            Some((table, copy.map(|copy| (copy.from.0, copy.to.0))))
         }
     }
 }
