@@ -35,17 +35,15 @@ impl Scheduler {
                     self.push_row(draft, slot, &frontier, 1, (n_draft, n_propose));
                     return true;
                 }
-                Room::Later => return true,
                 Room::No if self.running.len() == 1 => {
                     self.finish(slot, FinishReason::OutOfBlocks, draft.events);
                     return true;
                 }
-                Room::No => {
-                    let victim = self.victim();
-                    self.preempt(victim);
-                    if victim == slot {
-                        return true;
-                    }
+                Room::No if self.victim() != slot => self.preempt(self.victim()),
+                // It keeps what it has until others end, or need it.
+                Room::No | Room::Later => {
+                    draft.lacks_blocks = true;
+                    return true;
                 }
             }
         }

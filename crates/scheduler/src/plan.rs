@@ -16,6 +16,8 @@ pub(crate) struct Draft<'a> {
     pub(crate) rows: Vec<PlannedRow>,
     /// The first running request for whose row the budget was too small.
     pub(crate) unserved: Option<Rank>,
+    /// Whether a running request has no row for want of blocks.
+    pub(crate) lacks_blocks: bool,
     n_prefill_rows: usize,
 }
 
@@ -44,9 +46,11 @@ impl Scheduler {
         let budget = self.config.max_num_batched_tokens;
         let mut rows = self.spare_rows.pop().unwrap_or_default();
         rows.clear();
-        let mut draft = Draft { plan, events, budget, rows, unserved: None, n_prefill_rows: 0 };
+        let (unserved, lacks_blocks, n_prefill_rows) = (None, false, 0);
+        let mut draft =
+            Draft { plan, events, budget, rows, unserved, lacks_blocks, n_prefill_rows };
         self.plan_running(&mut draft);
-        if draft.unserved.is_none() {
+        if draft.unserved.is_none() && !draft.lacks_blocks {
             self.plan_admissions(&mut draft);
         }
         self.first = draft.unserved;
