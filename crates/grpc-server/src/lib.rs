@@ -34,6 +34,7 @@
 mod control;
 mod convert;
 mod inference;
+mod kv_events;
 mod output;
 mod serve;
 mod status;

@@ -64,6 +64,9 @@ pub struct ServeConfig {
     pub max_request_bytes: usize,
     /// Steps of a stream that may wait for its reader before its request is aborted.
     pub max_buffered_steps: usize,
+    /// Events of the prefix cache that may wait for the reader of a subscription, at least 1; one
+    /// that falls further behind gets a new snapshot.
+    pub max_buffered_kv_events: usize,
     /// How long running requests may take after the shutdown signal.
     pub drain_timeout: Duration,
     /// How often an idle connection is probed.
@@ -77,6 +80,7 @@ impl Default for ServeConfig {
         Self {
             max_request_bytes: 16 << 20,
             max_buffered_steps: 1024,
+            max_buffered_kv_events: 4096,
             drain_timeout: Duration::from_secs(30),
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(10),
@@ -140,6 +144,7 @@ pub async fn serve(
         model: service.model,
         has_tokenizer: service.tokenizer.is_some(),
         max_request_bytes: config.max_request_bytes,
+        max_buffered_kv_events: config.max_buffered_kv_events,
     }));
     report(&reporter, ServingStatus::Serving).await;
 

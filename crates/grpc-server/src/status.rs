@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engine::SubmitError;
+use engine::{SubmitError, SubscribeError};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
 
@@ -41,6 +41,17 @@ pub(crate) fn refused(error: &SubmitError) -> Status {
         SubmitError::Invalid(_) => invalid_argument(vec![FieldViolation::new("prompt", message)]),
         _ => with_reason(Code::Internal, "INTERNAL", &message),
     }
+}
+
+/// Why a subscription does not start, or ends.
+pub(crate) fn unsubscribed(error: &SubscribeError) -> Status {
+    let (code, reason) = match error {
+        SubscribeError::NoPrefixCache => (Code::FailedPrecondition, "NO_PREFIX_CACHE"),
+        SubscribeError::TooMany { .. } => (Code::ResourceExhausted, "TOO_MANY_SUBSCRIBERS"),
+        SubscribeError::Stopped => (Code::Unavailable, "ENGINE_STOPPED"),
+        _ => (Code::Internal, "INTERNAL"),
+    };
+    with_reason(code, reason, &error.to_string())
 }
 
 /// A request that was taken and failed.

@@ -154,6 +154,97 @@ pub struct IndexerCounts {
     #[prost(uint64, tag = "3")]
     pub scored_keys: u64,
 }
+/// Empty.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SubscribeKvEventsRequest {}
+/// One change of what the prefix cache holds.
+///
+/// A full block of a sequence has a key of 32 bytes: the SHA-256 hash of the key of the block before
+/// it and, as little-endian 32-bit numbers, its tokens and the lookahead tokens behind it. Before
+/// the first block stands the hash of the 17 bytes "kv prefix space 1", a byte that is 1 if the
+/// sequence is drafted for, a byte that is 1 if it has a salt, lookahead as a little-endian 32-bit
+/// number, and the salt. A request finds the blocks from its first one on, up to the first one that
+/// the cache lacks, and never the one with its last token.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SubscribeKvEventsResponse {
+    /// Counts up by one with each change. A snapshot has the number of the last change before it.
+    #[prost(uint64, tag = "1")]
+    pub sequence: u64,
+    /// What has changed.
+    #[prost(oneof = "subscribe_kv_events_response::Change", tags = "2, 3, 4, 5")]
+    pub change: ::core::option::Option<subscribe_kv_events_response::Change>,
+}
+/// Nested message and enum types in `SubscribeKvEventsResponse`.
+pub mod subscribe_kv_events_response {
+    /// What has changed.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Change {
+        /// All that the cache holds; what was known before is void.
+        #[prost(message, tag = "2")]
+        Snapshot(super::KvSnapshot),
+        /// Blocks that the cache did not hold.
+        #[prost(message, tag = "3")]
+        Stored(super::KvBlocksStored),
+        /// Blocks that it has given up.
+        #[prost(message, tag = "4")]
+        Removed(super::KvBlocksRemoved),
+        /// It holds nothing any more.
+        #[prost(message, tag = "5")]
+        Cleared(super::KvCacheCleared),
+    }
+}
+/// All that the prefix cache holds, in one or more messages of one sequence number.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KvSnapshot {
+    /// Keys of the blocks, in no order that means anything.
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub keys: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    /// Whether the next message goes on with this snapshot.
+    #[prost(bool, tag = "2")]
+    pub has_more: bool,
+}
+/// Blocks of one sequence, each the successor of the one before it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KvBlocksStored {
+    /// Key of the block before the first one of these; for the first block of a sequence, the hash
+    /// that stands before it.
+    #[prost(bytes = "vec", tag = "1")]
+    pub parent_key: ::prost::alloc::vec::Vec<u8>,
+    /// Blocks of the sequence before these.
+    #[prost(uint32, tag = "2")]
+    pub blocks_before: u32,
+    /// Keys of these blocks.
+    #[prost(bytes = "vec", repeated, tag = "3")]
+    pub keys: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    /// Tokens of these blocks and the lookahead tokens behind them.
+    #[prost(uint32, repeated, tag = "4")]
+    pub token_ids: ::prost::alloc::vec::Vec<u32>,
+    /// Tokens a block.
+    #[prost(uint32, tag = "5")]
+    pub block_size: u32,
+    /// How many tokens behind a block its key depends on, since its KV does.
+    #[prost(uint32, tag = "6")]
+    pub lookahead: u32,
+    /// Whether only requests of one cache_salt can use the blocks.
+    #[prost(bool, tag = "7")]
+    pub salted: bool,
+}
+/// Blocks that are not in the cache any more.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KvBlocksRemoved {
+    /// Their keys, the first one to go first.
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub keys: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+}
+/// The cache is empty.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KvCacheCleared {}
+/// Empty.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClearPrefixCacheRequest {}
+/// Empty.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClearPrefixCacheResponse {}
 /// Generated client implementations.
 pub mod control_service_client {
     #![allow(
@@ -297,6 +388,48 @@ pub mod control_service_client {
                 .insert(GrpcMethod::new("tandem.control.v1.ControlService", "GetStats"));
             self.inner.unary(req, path, codec).await
         }
+        /// What changes in the prefix cache, for those who place requests by it: a snapshot of what it
+        /// holds, then each change. A reader that falls behind loses changes and gets a new snapshot in
+        /// their place. The call fails with FAILED_PRECONDITION where there is no prefix cache, with
+        /// RESOURCE_EXHAUSTED where too many subscribe, and ends with UNAVAILABLE when the engine stops.
+        pub async fn subscribe_kv_events(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SubscribeKvEventsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::SubscribeKvEventsResponse>>,
+            tonic::Status,
+        > {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tandem.control.v1.ControlService/SubscribeKvEvents",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tandem.control.v1.ControlService", "SubscribeKvEvents"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Empties the prefix cache. Requests keep the blocks that they hold; those that come after the
+        /// call find nothing that was cached before.
+        pub async fn clear_prefix_cache(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ClearPrefixCacheRequest>,
+        ) -> std::result::Result<tonic::Response<super::ClearPrefixCacheResponse>, tonic::Status>
+        {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tandem.control.v1.ControlService/ClearPrefixCache",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tandem.control.v1.ControlService", "ClearPrefixCache"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -327,6 +460,25 @@ pub mod control_service_server {
             &self,
             request: tonic::Request<super::GetStatsRequest>,
         ) -> std::result::Result<tonic::Response<super::GetStatsResponse>, tonic::Status>;
+        /// Server streaming response type for the SubscribeKvEvents method.
+        type SubscribeKvEventsStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::SubscribeKvEventsResponse, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// What changes in the prefix cache, for those who place requests by it: a snapshot of what it
+        /// holds, then each change. A reader that falls behind loses changes and gets a new snapshot in
+        /// their place. The call fails with FAILED_PRECONDITION where there is no prefix cache, with
+        /// RESOURCE_EXHAUSTED where too many subscribe, and ends with UNAVAILABLE when the engine stops.
+        async fn subscribe_kv_events(
+            &self,
+            request: tonic::Request<super::SubscribeKvEventsRequest>,
+        ) -> std::result::Result<tonic::Response<Self::SubscribeKvEventsStream>, tonic::Status>;
+        /// Empties the prefix cache. Requests keep the blocks that they hold; those that come after the
+        /// call find nothing that was cached before.
+        async fn clear_prefix_cache(
+            &self,
+            request: tonic::Request<super::ClearPrefixCacheRequest>,
+        ) -> std::result::Result<tonic::Response<super::ClearPrefixCacheResponse>, tonic::Status>;
     }
     /// Tells what the server is and how it fares.
     #[derive(Debug)]
@@ -508,6 +660,92 @@ pub mod control_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetStatsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tandem.control.v1.ControlService/SubscribeKvEvents" => {
+                    #[allow(non_camel_case_types)]
+                    struct SubscribeKvEventsSvc<T: ControlService>(pub Arc<T>);
+                    impl<T: ControlService>
+                        tonic::server::ServerStreamingService<super::SubscribeKvEventsRequest>
+                        for SubscribeKvEventsSvc<T>
+                    {
+                        type Response = super::SubscribeKvEventsResponse;
+                        type ResponseStream = T::SubscribeKvEventsStream;
+                        type Future =
+                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SubscribeKvEventsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ControlService>::subscribe_kv_events(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SubscribeKvEventsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tandem.control.v1.ControlService/ClearPrefixCache" => {
+                    #[allow(non_camel_case_types)]
+                    struct ClearPrefixCacheSvc<T: ControlService>(pub Arc<T>);
+                    impl<T: ControlService>
+                        tonic::server::UnaryService<super::ClearPrefixCacheRequest>
+                        for ClearPrefixCacheSvc<T>
+                    {
+                        type Response = super::ClearPrefixCacheResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ClearPrefixCacheRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ControlService>::clear_prefix_cache(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ClearPrefixCacheSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

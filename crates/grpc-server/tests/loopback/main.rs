@@ -4,6 +4,7 @@
 
 mod faults;
 mod harness;
+mod kv_events;
 mod lifecycle;
 mod prefix_cache;
 mod refusals;

@@ -1,16 +1,17 @@
 //! Fault cases L23 and L24: what cannot be served is refused at once, and the server goes on.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
 use grpc_api::inference::v1::generate_request::Prompt;
 use grpc_api::inference::v1::{
     GenerateRequest, SamplingParams, SpeculationParams, StoppingParams, TokenIds,
 };
+use tokio::task::JoinSet;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use crate::harness::{Server, Setup, VOCAB, unary};
+use crate::harness::{HOLD, OK, Server, Setup, VOCAB, unary};
 
 async fn refusal(server: &Server, request: GenerateRequest) -> Status {
     let status = server.client().generate(request).await.unwrap_err();
@@ -158,19 +159,18 @@ async fn large_messages_are_answered_and_too_large_ones_say_so() {
 
 #[tokio::test]
 async fn a_full_queue_refuses_at_once_and_answers_everyone() {
-    let mut setup =
-        Setup { max_queued_requests: 4, step_time: Duration::from_millis(5), ..Setup::default() };
+    let mut setup = Setup { max_queued_requests: 4, ..Setup::default() };
     setup.limits.max_num_seqs = 1;
     let server = Server::start(setup).await;
-    let calls: Vec<_> = (0..10)
-        .map(|i| {
-            let mut client = server.client();
-            tokio::spawn(async move { client.generate(unary(&[i], 120)).await })
-        })
-        .collect();
+    server.fault.store(HOLD, Ordering::SeqCst);
+    let mut calls = JoinSet::new();
+    for i in 0..10 {
+        let mut client = server.client();
+        calls.spawn(async move { client.generate(unary(&[i], 120)).await });
+    }
     let (mut n_served, mut n_refused) = (0, 0);
-    for call in calls {
-        match call.await.unwrap() {
+    while let Some(answer) = calls.join_next().await {
+        match answer.unwrap() {
             Ok(reply) => {
                 n_served += 1;
                 assert_eq!(reply.into_inner().token_ids.len(), 120);
@@ -181,6 +181,9 @@ async fn a_full_queue_refuses_at_once_and_answers_everyone() {
                 assert!(status.message().contains("queue is full"), "{}", status.message());
                 assert!(status.get_details_retry_info().is_some());
                 assert!(status.get_details_quota_failure().is_some());
+                if n_refused == 5 {
+                    server.fault.store(OK, Ordering::SeqCst);
+                }
             }
         }
     }

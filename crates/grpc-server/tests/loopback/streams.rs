@@ -44,7 +44,7 @@ async fn a_stream_is_one_message_a_step_and_a_last_one() {
     assert_eq!(reply.token_ids, ids);
     assert_eq!(reply.text.as_deref(), Some((text + &finished.tail_text).as_str()));
     assert_eq!(reply.finish_reason(), FinishReason::MaxTokens);
-    server.check_empty_within_500_ms().await;
+    server.wait_until_empty().await;
 }
 
 #[tokio::test]
@@ -98,7 +98,7 @@ async fn text_is_tokenized_and_absent_limits_run_to_the_models_length() {
 async fn the_server_describes_itself() {
     let server = Server::start(Setup::default()).await;
     server.check_serves().await;
-    server.check_empty_within_500_ms().await;
+    server.wait_until_empty().await;
     let mut control = ControlServiceClient::new(server.channel.clone());
     let model = control.get_model_info(GetModelInfoRequest {}).await.unwrap().into_inner();
     assert_eq!((model.served_model_name.as_str(), model.vocab_size), ("counting", VOCAB));
