@@ -100,6 +100,18 @@ fn config(rng: &mut Rng, limits: &ExecutorLimits) -> SchedulerConfig {
         num_speculative_tokens: rng.between(0, limits.max_num_speculative_tokens),
         eos_token_ids: (0..rng.between(0, 2)).map(|_| token(rng, limits)).collect(),
         enable_prefix_caching: rng.chance(75),
+        output_mode: rng
+            .pick(&[engine_types::OutputMode::Immediate, engine_types::OutputMode::Deferred]),
+        policy: rng.pick(&[
+            scheduler::SchedulingPolicy::Fcfs,
+            scheduler::SchedulingPolicy::Priority { aging_steps: 5 },
+        ]),
+        chunk_alignment: rng.pick(&[1, 8, 64]),
+        long_prefill_token_threshold: if rng.chance(30) {
+            limits.block_size * rng.between(1, 4)
+        } else {
+            0
+        },
     }
 }
 
@@ -135,7 +147,9 @@ fn request(
         params,
         cache_salt: rng.chance(25).then(|| vec![1; rng.pick(&[1, 2])]),
         priority: 0,
-        siblings: vec![],
+        siblings: (0..if rng.chance(20) { rng.between(1, 4) } else { 0 })
+            .map(|n| RequestId(u64::from(1000 + idx * 10 + n)))
+            .collect(),
     }
 }
 

@@ -1,22 +1,32 @@
 //! What a step did.
 
 use engine_types::{
-    FinishReason, OutcomeRow, PlanRow, RequestEvent, StepOutcome, StepPlan, TokensEvent,
+    FinishReason, OutcomeRow, PlanRow, RequestEvent, StepOutcome, StepPlan, StepTokens, TokenId,
+    TokenSource, TokensEvent,
 };
 
 use crate::commit::{EndRules, commit};
-use crate::entries::Slot;
-use crate::entry::to_u32;
-use crate::scheduler::Scheduler;
+use crate::entry::{Entry, to_u32};
+use crate::scheduler::{PlannedRow, Scheduler};
+
+/// A row of a step and what became of it.
+#[derive(Clone, Copy)]
+struct Answer<'a> {
+    row: &'a PlanRow,
+    run: &'a [TokenId],
+    n_accepted: u32,
+    proposals: &'a [TokenId],
+}
 
 impl Scheduler {
-    /// Enters the outcome of the planned step into the requests' books and emits their events, in
-    /// the order of the plan's rows. Rows of requests that ended meanwhile are ignored.
+    /// Enters the outcome of the oldest step in flight into the requests' books and emits their
+    /// events, in the order of the plan's rows. Rows of requests that ended meanwhile are ignored;
+    /// of those that have lost their blocks since, only the tokens are entered.
     ///
     /// # Panics
     ///
-    /// If `plan` is not the step that runs, or `outcome` does not answer it: each row once, with
-    /// tokens exactly if it samples, and no more drafts than were planned.
+    /// If `plan` is not that step, or `outcome` does not answer it: each row once, with tokens
+    /// exactly if it samples, and as many drafts as were planned.
     pub fn apply(
         &mut self,
         plan: &StepPlan,
@@ -33,22 +43,30 @@ impl Scheduler {
         if !is_in_order {
             self.join(outcome);
         }
-        for (row_idx, (row, slot)) in plan.rows().iter().zip(&planned).enumerate() {
-            if !self.entries.is_at(*slot, row.request_id) {
+        for (row_idx, (row, planned)) in plan.rows().iter().zip(&planned).enumerate() {
+            let slot = planned.slot;
+            if !self.entries.is_at(slot, row.request_id) {
                 continue;
             }
             let row_idx =
-                if is_in_order { Some(row_idx) } else { self.entries[*slot].outcome_row.take() };
+                if is_in_order { Some(row_idx) } else { self.entries[slot].outcome_row.take() };
             let answer = &outcome.rows()[row_idx.expect("a planned row has an outcome row")];
-            check_answer(plan, row, outcome, answer);
-            if let Some(reason) = self.apply_row(*slot, (plan, row), (outcome, answer), events) {
-                self.finish(*slot, reason, events);
+            let answer = Answer {
+                row,
+                run: outcome.tokens(answer),
+                n_accepted: answer.n_accepted,
+                proposals: outcome.drafts(answer),
+            };
+            if let Some(reason) = self.apply_row(*planned, plan, answer, events) {
+                self.finish(slot, reason, events);
+            } else if row.samples {
+                self.release_held(slot);
             }
         }
-        self.planned = planned;
+        self.spare_rows.push(planned);
     }
 
-    /// Notes at each request which row of the outcome is its.
+    /// Notes at each request which outcome row is its own.
     fn join(&mut self, outcome: &StepOutcome) {
         for (row_idx, row) in outcome.rows().iter().enumerate() {
             if let Some(slot) = self.entries.slot(row.request_id) {
@@ -61,20 +79,23 @@ impl Scheduler {
     /// Enters one row; returns why the request ends, if it does.
     fn apply_row(
         &mut self,
-        slot: Slot,
-        (plan, row): (&StepPlan, &PlanRow),
-        (outcome, answer): (&StepOutcome, &OutcomeRow),
+        planned: PlannedRow,
+        plan: &StepPlan,
+        answer: Answer<'_>,
         events: &mut Vec<RequestEvent>,
     ) -> Option<FinishReason> {
-        let entry = &mut self.entries[slot];
-        assert_eq!(entry.n_computed, row.n_computed, "{}: the row is the request's", entry.id);
-        entry.n_computed += row.n_query - row.n_draft;
+        let entry = &mut self.entries[planned.slot];
+        let Answer { row, run, .. } = answer;
+        let drafts = StepTokens::from(&entry.drafts[..row.n_draft as usize]);
+        check_answer(answer, &drafts);
+        entry.flight = entry.flight.filter(|flight| flight.step != plan.step_id);
+        let has_kv = entry.epoch == planned.epoch;
         if !row.samples {
-            entry.settle(row.n_computed, 0);
-            entry.publish(&mut self.pool);
+            if has_kv {
+                self.enter_kv(planned, row, 0);
+            }
             return None;
         }
-        let run = outcome.tokens(answer);
         let rules = EndRules {
             params: &entry.params,
             eos_token_ids: &self.config.eos_token_ids,
@@ -85,11 +106,7 @@ impl Scheduler {
         let kept = &run[..commit.n_kept];
         let n_accepted = answer.n_accepted.min(to_u32(kept.len() - 1));
         entry.tokens.extend_from_slice(kept);
-        entry.n_computed += n_accepted;
-        assert_eq!(entry.n_pending(), 1, "{}: one token without KV [INV-5]", entry.id);
-        entry.settle(row.n_computed, n_accepted);
-        entry.publish(&mut self.pool);
-        entry.set_drafts(outcome.drafts(answer));
+        entry.drafts = if has_kv { answer.proposals.into() } else { StepTokens::default() };
         entry.spec_decode.record_step(row.n_draft as usize, n_accepted as usize);
         self.totals.spec_decode.record_step(row.n_draft as usize, n_accepted as usize);
         self.totals.n_generated_tokens += kept.len() as u64;
@@ -97,24 +114,43 @@ impl Scheduler {
             request_id: entry.id,
             tokens: kept.into(),
             n_accepted,
-            drafts: plan.drafts(row).into(),
+            drafts,
         }));
+        if has_kv {
+            self.enter_kv(planned, row, n_accepted);
+        }
         commit.reason
+    }
+
+    /// Enters the KV that a row wrote, of which `n_accepted` drafts stay.
+    fn enter_kv(&mut self, planned: PlannedRow, row: &PlanRow, n_accepted: u32) {
+        let entry = &mut self.entries[planned.slot];
+        let start = entry.n_computed;
+        check_start(entry, row);
+        entry.n_computed += row.n_query - row.n_draft + n_accepted;
+        let n_pending = entry.n_tokens() - entry.n_computed;
+        assert!(n_pending == 1 || !row.samples, "{}: one token without KV [INV-5]", entry.id);
+        entry.settle(start, n_accepted);
+        entry.publish(&mut self.pool);
     }
 }
 
-/// Checks that an answer is one to its row.
-fn check_answer(plan: &StepPlan, row: &PlanRow, outcome: &StepOutcome, answer: &OutcomeRow) {
+/// Checks that a row begins where its request's KV ends.
+fn check_start(entry: &Entry, row: &PlanRow) {
+    let is_continued = match row.source {
+        TokenSource::Host => row.n_computed == entry.n_computed,
+        TokenSource::InFlight { .. } => row.n_computed <= entry.n_computed,
+    };
+    assert!(is_continued, "{}: the row is the request's", entry.id);
+}
+
+/// Checks that an answer is one to its row, which verified `drafts`.
+fn check_answer(answer: Answer<'_>, drafts: &[TokenId]) {
+    let Answer { row, run, n_accepted, proposals } = answer;
     let id = row.request_id;
-    let run = outcome.tokens(answer);
     assert_eq!(row.samples, !run.is_empty(), "{id}: tokens exactly for a row that samples");
-    assert!(answer.n_accepted <= row.n_draft, "{id}: more drafts accepted than verified");
-    let n_accepted = answer.n_accepted as usize;
-    assert_eq!(
-        run[..n_accepted],
-        plan.drafts(row)[..n_accepted],
-        "{id}: an accepted draft is a draft"
-    );
-    let n_drafts = outcome.drafts(answer).len();
-    assert!(n_drafts <= row.n_propose as usize, "{id}: more drafts than planned");
+    assert!(n_accepted <= row.n_draft, "{id}: more drafts accepted than verified");
+    let n_accepted = n_accepted as usize;
+    assert_eq!(run[..n_accepted], drafts[..n_accepted], "{id}: an accepted draft is a draft");
+    assert_eq!(proposals.len(), row.n_propose as usize, "{id}: as many drafts as planned");
 }

@@ -46,6 +46,10 @@ impl Entries {
         entry
     }
 
+    pub(crate) fn get(&self, slot: Slot) -> Option<&Entry> {
+        self.slots[slot].as_ref()
+    }
+
     /// The entry in `slot` if it still is the one of `id`.
     pub(crate) fn is_at(&self, slot: Slot, id: RequestId) -> bool {
         self.slots[slot].as_ref().is_some_and(|entry| entry.id == id)

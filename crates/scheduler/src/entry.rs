@@ -1,15 +1,33 @@
 //! One unfinished request.
 
 use engine_types::{
-    ExecutorLimits, FinishReason, MAX_SPECULATIVE_TOKENS, Request, RequestEvent, RequestId,
-    SamplingParams, SpecDecodeStats, TokenId, Usage,
+    ExecutorLimits, FinishReason, Request, RequestEvent, RequestId, SamplingParams,
+    SpecDecodeStats, StepTokens, TokenId, Usage,
 };
 use kv_block_manager::{BlockPool, BlockTable, PrefixKeys, PrefixSpace, blocks_for};
+
+use crate::entries::Slot;
+use crate::flight::Flight;
+use crate::queue::Rank;
+
+/// Where a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It waits until the prompt of the request in this slot, its own as well, is computed.
+    Held(Slot),
+    /// It waits for its turn.
+    Waiting,
+    /// It lost its blocks and waits for its turn.
+    Preempted,
+    /// It has blocks.
+    Running,
+}
 
 /// What the scheduler keeps of a request. Its tokens are committed ones only, never drafts.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) id: RequestId,
+    pub(crate) rank: Rank,
     pub(crate) params: SamplingParams,
     /// Drafts a step for this request.
     pub(crate) k: u32,
@@ -18,10 +36,12 @@ pub(crate) struct Entry {
     pub(crate) n_prompt: u32,
     /// Tokens, from the front, whose KV is valid.
     pub(crate) n_computed: u32,
+    /// Tokens that it had when it got its blocks; positions before are prefill.
+    pub(crate) n_prefill: u32,
     /// Committed tokens, from the front, that the KV was made of, up to where it was made of
     /// anything else.
     n_sources: u32,
-    /// Prompt tokens that the prefix cache had when the request started.
+    /// Prompt tokens that the prefix cache or a sibling had when the request started.
     pub(crate) n_cached: u32,
     pub(crate) table: BlockTable,
     /// Which of the executor's block tables is the request's, while it runs.
@@ -29,14 +49,20 @@ pub(crate) struct Entry {
     /// How many of its blocks the executor has been told of.
     pub(crate) n_told: u32,
     pub(crate) keys: PrefixKeys,
-    pub(crate) is_running: bool,
-    /// Whether it lost its blocks and has not got them back.
-    pub(crate) is_preempted: bool,
+    pub(crate) state: State,
+    /// How often it lost its blocks: outcomes of earlier rows say nothing of its KV.
+    pub(crate) epoch: u32,
+    /// Its newest row of which the outcome is not known.
+    pub(crate) flight: Option<Flight>,
+    /// Requests that are held until its prompt is computed.
+    pub(crate) held: Vec<Slot>,
+    /// The request with the same prompt that held it, and may still have the prompt's KV.
+    pub(crate) source: Option<(Slot, RequestId)>,
     pub(crate) spec_decode: SpecDecodeStats,
     /// The outcome's row for it, while an outcome is applied.
     pub(crate) outcome_row: Option<usize>,
-    drafts: [TokenId; MAX_SPECULATIVE_TOKENS],
-    n_drafts: usize,
+    /// The proposals to verify next.
+    pub(crate) drafts: StepTokens,
 }
 
 impl Entry {
@@ -45,6 +71,7 @@ impl Entry {
     /// that a short output never touches costs address space only.
     pub(crate) fn new(
         request: Request,
+        rank: Rank,
         num_speculative_tokens: u32,
         limits: &ExecutorLimits,
     ) -> Self {
@@ -64,24 +91,33 @@ impl Entry {
         keys.reserve(n_blocks);
         Self {
             id: request.id,
+            rank,
             k,
             keys,
             params: request.params,
             n_prompt,
             tokens,
             n_computed: 0,
+            n_prefill: 0,
             n_sources: 0,
             n_cached: 0,
             table: BlockTable::with_capacity(n_blocks),
             table_slot: 0,
             n_told: 0,
-            is_running: false,
-            is_preempted: false,
+            state: State::Waiting,
+            epoch: 0,
+            flight: None,
+            held: vec![],
+            source: None,
             spec_decode: SpecDecodeStats::default(),
             outcome_row: None,
-            drafts: [0; MAX_SPECULATIVE_TOKENS],
-            n_drafts: 0,
+            drafts: StepTokens::default(),
         }
+    }
+
+    /// Whether it has blocks.
+    pub(crate) fn is_running(&self) -> bool {
+        self.state == State::Running
     }
 
     /// Committed tokens, prompt included.
@@ -89,30 +125,20 @@ impl Entry {
         to_u32(self.tokens.len())
     }
 
-    /// Tokens without KV, at least 1.
-    pub(crate) fn n_pending(&self) -> u32 {
-        self.n_tokens() - self.n_computed
-    }
-
     pub(crate) fn generated(&self) -> &[TokenId] {
         &self.tokens[self.n_prompt as usize..]
     }
 
-    /// The proposals to verify next.
-    pub(crate) fn drafts(&self) -> &[TokenId] {
-        &self.drafts[..self.n_drafts]
+    /// Whether the request surely has ended by the time that it has `n_tokens` tokens.
+    pub(crate) fn surely_ends(&self, n_tokens: u32, max_model_len: u32) -> bool {
+        n_tokens - self.n_prompt >= self.params.max_tokens || n_tokens >= max_model_len
     }
 
-    pub(crate) fn set_drafts(&mut self, drafts: &[TokenId]) {
-        self.n_drafts = drafts.len();
-        self.drafts[..drafts.len()].copy_from_slice(drafts);
-    }
-
-    /// Drafts to propose after a step that computes up to `n_written` tokens, such that no
-    /// position outside the model is written; 0 if the step's first token is surely the last.
-    pub(crate) fn n_propose(&self, n_written: u32, max_model_len: u32) -> u32 {
-        let n_generated = self.n_tokens() - self.n_prompt + 1;
-        if n_generated >= self.params.max_tokens || self.n_tokens() + 1 >= max_model_len {
+    /// Drafts to propose after a step that begins with `n_tokens` tokens at least and writes up to
+    /// `n_written`, such that no position outside the model is written; 0 if the step's first token
+    /// is surely the last.
+    pub(crate) fn n_propose(&self, n_tokens: u32, n_written: u32, max_model_len: u32) -> u32 {
+        if self.surely_ends(n_tokens + 1, max_model_len) {
             return 0;
         }
         self.k.min(max_model_len + 1 - n_written)
@@ -125,8 +151,8 @@ impl Entry {
         self.n_told = 0;
         self.n_computed = n_hit;
         self.n_sources = n_hit + self.keys.n_lookahead();
-        self.is_running = true;
-        self.is_preempted = false;
+        self.n_prefill = self.n_tokens();
+        self.state = State::Running;
     }
 
     /// Enters what KV was made of in a row from position `start` on that accepted `n_accepted`

@@ -19,6 +19,13 @@ pub enum ConfigError {
         /// Its value.
         max_model_len: u32,
     },
+    /// `long_prefill_token_threshold` is below the block size.
+    PrefillThreshold {
+        /// Its value.
+        value: u32,
+        /// Tokens a block.
+        block_size: u32,
+    },
     /// `num_speculative_tokens` is above what the executor can draft.
     TooManySpeculativeTokens {
         /// The value.
@@ -42,6 +49,11 @@ impl fmt::Display for ConfigError {
             Self::ModelTooShort { max_model_len } => {
                 write!(f, "limits.max_model_len is {max_model_len} and must be at least 2")
             }
+            Self::PrefillThreshold { value, block_size } => write!(
+                f,
+                "long_prefill_token_threshold is {value}; set it to 0 for no limit, or to at least \
+                 the block size {block_size}"
+            ),
             Self::TooManySpeculativeTokens { value, max: 0 } => write!(
                 f,
                 "num_speculative_tokens is {value}, but the model has no draft layers; set it to 0"

@@ -9,16 +9,18 @@ use kv_block_manager::{BlockPool, PrefixMatch};
 
 use crate::config::SchedulerConfig;
 use crate::entries::{Entries, Slot};
-use crate::entry::Entry;
+use crate::entry::{Entry, State};
 use crate::error::{ConfigError, SubmitError};
+use crate::queue::{Rank, RankedQueue};
 use crate::stats::SchedulerStats;
 use crate::submit::RequestRules;
 
 /// Decides what each step does and keeps the requests' books.
 ///
-/// The owner alternates [`plan`](Self::plan) and [`apply`](Self::apply) (or
-/// [`fail_step`](Self::fail_step)); [`submit`](Self::submit) and [`abort`](Self::abort) may come
-/// at any time, also in between.
+/// The owner calls [`plan`](Self::plan), launches the plan, and enters its outcome with
+/// [`apply`](Self::apply) or [`fail_step`](Self::fail_step); in deferred mode the next plan may be
+/// made and launched in between. [`submit`](Self::submit), [`abort`](Self::abort) and
+/// [`expire`](Self::expire) may come at any time.
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) config: SchedulerConfig,
@@ -27,17 +29,39 @@ pub struct Scheduler {
     /// What the prefix cache has of the request at the head of the queue; a reused buffer.
     pub(crate) prefix: PrefixMatch,
     pub(crate) entries: Entries,
-    /// In order of submission, preempted requests in front.
-    pub(crate) waiting: VecDeque<Slot>,
-    /// In order of admission: the last one is the newest.
-    pub(crate) running: Vec<Slot>,
+    pub(crate) waiting: RankedQueue,
+    pub(crate) running: RankedQueue,
+    /// Requests that wait for the prompt of another one.
+    n_held: usize,
+    /// Requests among `waiting` that have lost their blocks.
+    pub(crate) n_preempted: usize,
+    /// Requests submitted so far.
+    n_submitted: u64,
     /// Block tables of the executor that no running request has.
     pub(crate) free_tables: Vec<u32>,
-    /// The slots of the plan's rows while a step runs.
-    pub(crate) planned: Vec<Slot>,
-    pub(crate) in_flight: Option<StepId>,
+    /// Where the next plan begins to go round, if the last one did not come to the end.
+    pub(crate) first: Option<Rank>,
+    /// The steps that were planned and have no outcome, oldest first.
+    pub(crate) in_flight: VecDeque<PlannedStep>,
     pub(crate) next_step: StepId,
     pub(crate) totals: SchedulerStats,
+    /// Reused buffers.
+    pub(crate) spare_rows: Vec<Vec<PlannedRow>>,
+    pub(crate) order: Vec<Slot>,
+}
+
+/// A step that was planned.
+#[derive(Debug)]
+pub(crate) struct PlannedStep {
+    pub(crate) id: StepId,
+    pub(crate) rows: Vec<PlannedRow>,
+}
+
+/// Whose row it is, and whether its KV is still there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlannedRow {
+    pub(crate) slot: Slot,
+    pub(crate) epoch: u32,
 }
 
 impl Scheduler {
@@ -58,13 +82,18 @@ impl Scheduler {
             prefix: PrefixMatch::default(),
             limits,
             entries: Entries::default(),
-            waiting: VecDeque::new(),
-            running: vec![],
+            waiting: RankedQueue::default(),
+            running: RankedQueue::default(),
+            n_held: 0,
+            n_preempted: 0,
+            n_submitted: 0,
             free_tables: (0..config.max_num_seqs).rev().collect(),
-            planned: vec![],
-            in_flight: None,
+            first: None,
+            in_flight: VecDeque::new(),
             next_step: StepId::default(),
             totals: SchedulerStats::default(),
+            spare_rows: vec![],
+            order: vec![],
             config,
         })
     }
@@ -78,49 +107,94 @@ impl Scheduler {
         }
     }
 
-    /// Queues a request.
+    /// Queues a request and its siblings, each of which is a request of its own.
     ///
     /// # Errors
     ///
-    /// If it can never be served, its id is in use, or the queue is full. Nothing is kept of it.
+    /// If it can never be served, an id is in use, or the queue has no room for all of them.
+    /// Nothing is kept of it.
     pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
         self.request_rules().check(&request)?;
-        if self.entries.slot(request.id).is_some() {
-            return Err(SubmitError::DuplicateId(request.id));
+        let mut ids = std::iter::once(&request.id).chain(&request.siblings);
+        if let Some(id) = ids.find(|id| self.entries.slot(**id).is_some()) {
+            return Err(SubmitError::DuplicateId(*id));
         }
         let limit =
             u64::from(self.config.max_num_seqs) + u64::from(self.config.max_queued_requests);
-        if self.entries.len() as u64 >= limit {
+        let n_new = 1 + request.siblings.len() as u64;
+        if self.entries.len() as u64 + n_new > limit {
             return Err(SubmitError::QueueFull { limit });
         }
-        self.totals.n_prompt_tokens += request.prompt.len() as u64;
-        let entry = Entry::new(request, self.config.num_speculative_tokens, &self.limits);
-        let slot = self.entries.insert(entry);
-        self.waiting.push_back(slot);
+        let siblings = request.siblings.clone();
+        let requests: Vec<Request> =
+            siblings.into_iter().map(|id| Request { id, ..request.clone() }).collect();
+        let first = self.insert(request, State::Waiting);
+        self.waiting.insert(&self.entries, first);
+        for request in requests {
+            let sibling = self.insert(request, State::Held(first));
+            self.entries[first].held.push(sibling);
+            self.n_held += 1;
+        }
         Ok(())
     }
 
-    /// Ends a request, whatever its state, and says whether it was unfinished. The row of a step
-    /// that runs meanwhile is ignored later.
+    fn insert(&mut self, request: Request, state: State) -> Slot {
+        let policy = self.config.policy;
+        let rank = Rank::new(policy, self.next_step.0, request.priority, self.n_submitted);
+        self.n_submitted += 1;
+        self.totals.n_prompt_tokens += request.prompt.len() as u64;
+        let k = self.config.num_speculative_tokens;
+        let mut entry = Entry::new(request, rank, k, &self.limits);
+        entry.state = state;
+        self.entries.insert(entry)
+    }
+
+    /// Lets the requests wait for their turn that were held until the prompt in `slot` is computed
+    /// or given up.
+    pub(crate) fn release_held(&mut self, slot: Slot) {
+        let entry = &mut self.entries[slot];
+        if entry.held.is_empty() {
+            return;
+        }
+        let source = Some((slot, entry.id));
+        for sibling in std::mem::take(&mut entry.held) {
+            let entry = &mut self.entries[sibling];
+            (entry.state, entry.source) = (State::Waiting, source);
+            self.n_held -= 1;
+            self.waiting.insert(&self.entries, sibling);
+        }
+    }
+
+    /// Ends a request, whatever its state, and says whether it was unfinished. Rows of it that are
+    /// in flight are ignored later.
     pub fn abort(&mut self, id: RequestId, events: &mut Vec<RequestEvent>) -> bool {
+        self.end(id, FinishReason::Aborted, events)
+    }
+
+    /// The same for a request whose time is over.
+    pub fn expire(&mut self, id: RequestId, events: &mut Vec<RequestEvent>) -> bool {
+        self.end(id, FinishReason::DeadlineExceeded, events)
+    }
+
+    fn end(&mut self, id: RequestId, why: FinishReason, events: &mut Vec<RequestEvent>) -> bool {
         let Some(slot) = self.entries.slot(id) else { return false };
-        self.finish(slot, FinishReason::Aborted, events);
+        self.finish(slot, why, events);
         true
     }
 
-    /// Ends all requests of a step that failed; the others go on.
+    /// Ends all requests of the oldest step in flight, which failed; the others go on.
     ///
     /// # Panics
     ///
-    /// If `plan` is not the step that runs.
+    /// If `plan` is not that step.
     pub fn fail_step(&mut self, plan: &StepPlan, message: &str, events: &mut Vec<RequestEvent>) {
         let planned = self.take_planned(plan);
-        for (row, slot) in plan.rows().iter().zip(&planned) {
-            if self.entries.is_at(*slot, row.request_id) {
-                self.finish(*slot, FinishReason::Failed(message.to_owned()), events);
+        for (row, planned) in plan.rows().iter().zip(&planned) {
+            if self.entries.is_at(planned.slot, row.request_id) {
+                self.finish(planned.slot, FinishReason::Failed(message.to_owned()), events);
             }
         }
-        self.planned = planned;
+        self.spare_rows.push(planned);
     }
 
     /// A snapshot of the counts.
@@ -128,7 +202,8 @@ impl Scheduler {
     pub fn stats(&self) -> SchedulerStats {
         SchedulerStats {
             n_running: self.running.len(),
-            n_waiting: self.waiting.len(),
+            n_waiting: self.waiting.len() + self.n_held,
+            n_preempted: self.n_preempted,
             blocks: self.pool.stats(),
             ..self.totals
         }
@@ -140,32 +215,10 @@ impl Scheduler {
         self.entries.len() == 0
     }
 
-    /// Checks the books as a whole. O(requests and blocks); for tests.
-    ///
-    /// # Panics
-    ///
-    /// If a request is lost or doubled, a block has not exactly its holders, or a table or a count
-    /// does not fit a request's state.
-    pub fn check_invariants(&self) {
-        self.pool.check_invariants(self.entries.iter().map(|entry| &entry.table));
-        assert_eq!(self.entries.len(), self.running.len() + self.waiting.len());
-        let n_tables = self.running.len() + self.free_tables.len();
-        assert_eq!(n_tables, self.config.max_num_seqs as usize, "each running request has a table");
-        for slot in &self.running {
-            let entry = &self.entries[*slot];
-            assert!(entry.is_running && entry.n_pending() >= 1, "{} [INV-5]", entry.id);
-            let n_blocks = self.pool.blocks_for(entry.n_computed);
-            assert!(entry.table.n_blocks() >= n_blocks, "{} has KV outside blocks", entry.id);
-            assert!(entry.n_settled() <= entry.n_computed, "{} shares what it lacks", entry.id);
-        }
-        let mut queue = self.waiting.iter().map(|slot| self.entries[*slot].is_preempted);
-        let is_in_order = queue.by_ref().all(|preempted| preempted) || !queue.any(|p| p);
-        assert!(is_in_order, "preempted requests wait in front");
-        for slot in &self.waiting {
-            let entry = &self.entries[*slot];
-            assert!(!entry.is_running && entry.n_computed == 0 && entry.drafts().is_empty());
-            assert!(entry.table.blocks().is_empty(), "{} waits with blocks", entry.id);
-        }
+    /// How many steps were planned and have no outcome.
+    #[must_use]
+    pub fn n_in_flight(&self) -> usize {
+        self.in_flight.len()
     }
 
     /// Takes a request out and emits its last event.
@@ -175,24 +228,74 @@ impl Scheduler {
         reason: FinishReason,
         events: &mut Vec<RequestEvent>,
     ) {
-        let mut entry = self.entries.remove(slot);
-        if entry.is_running {
-            let idx = self.running.iter().position(|other| *other == slot);
-            self.running.remove(idx.expect("a running request is listed"));
-            self.free_tables.push(entry.table_slot);
-        } else {
-            let idx = self.waiting.iter().position(|other| *other == slot);
-            self.waiting.remove(idx.expect("a waiting request is listed"));
+        self.release_held(slot);
+        match self.entries[slot].state {
+            State::Running => {
+                self.running.remove(&self.entries, slot);
+                self.free_tables.push(self.entries[slot].table_slot);
+            }
+            State::Waiting => self.waiting.remove(&self.entries, slot),
+            State::Preempted => {
+                self.waiting.remove(&self.entries, slot);
+                self.n_preempted -= 1;
+            }
+            State::Held(by) => {
+                self.entries[by].held.retain(|held| *held != slot);
+                self.n_held -= 1;
+            }
         }
+        let mut entry = self.entries.remove(slot);
         self.pool.release_table(&mut entry.table);
         self.totals.n_finished += 1;
         events.push(entry.finished(reason));
     }
 
-    /// The slots of the rows of the step that runs; it does not any more.
-    pub(crate) fn take_planned(&mut self, plan: &StepPlan) -> Vec<Slot> {
-        assert_eq!(self.in_flight.take(), Some(plan.step_id), "the plan is the step that runs");
-        assert_eq!(self.planned.len(), plan.rows().len(), "the plan is as it was made");
-        std::mem::take(&mut self.planned)
+    /// The rows of the oldest step in flight; it is not any more.
+    pub(crate) fn take_planned(&mut self, plan: &StepPlan) -> Vec<PlannedRow> {
+        let step = self.in_flight.pop_front().expect("a step is in flight");
+        assert_eq!(step.id, plan.step_id, "the plan is the oldest step in flight");
+        assert_eq!(step.rows.len(), plan.rows().len(), "the plan is as it was made");
+        step.rows
+    }
+
+    /// Checks the books as a whole. O(requests and blocks); for tests.
+    ///
+    /// # Panics
+    ///
+    /// If a request is lost or doubled, a block has not exactly its holders, or a table or a count
+    /// does not fit a request's state.
+    pub fn check_invariants(&self) {
+        self.pool.check_invariants(self.entries.iter().map(|entry| &entry.table));
+        let n_listed = self.running.len() + self.waiting.len() + self.n_held;
+        assert_eq!(self.entries.len(), n_listed, "each request is listed once");
+        let n_tables = self.running.len() + self.free_tables.len();
+        assert_eq!(n_tables, self.config.max_num_seqs as usize, "who runs has a table");
+        for queue in [&self.running, &self.waiting] {
+            assert!(queue.iter().map(|slot| self.entries[slot].rank).is_sorted(), "ranks");
+        }
+        let steps: Vec<StepId> = self.in_flight.iter().map(|step| step.id).collect();
+        for slot in self.running.iter() {
+            let entry = &self.entries[slot];
+            assert!(entry.is_running() && entry.n_computed < entry.n_tokens(), "{}", entry.id);
+            let n_blocks = self.pool.blocks_for(entry.n_computed);
+            assert!(entry.table.n_blocks() >= n_blocks, "{} has KV outside blocks", entry.id);
+            assert!(entry.n_settled() <= entry.n_computed, "{} shares what it lacks", entry.id);
+        }
+        let mut n_preempted = 0;
+        for slot in self.waiting.iter() {
+            let entry = &self.entries[slot];
+            n_preempted += usize::from(entry.state == State::Preempted);
+            assert!(matches!(entry.state, State::Waiting | State::Preempted), "{}", entry.id);
+            assert!(entry.n_computed == 0, "{} waits with KV", entry.id);
+            assert!(entry.drafts.is_empty() || entry.flight.is_some(), "{} has drafts", entry.id);
+            assert!(entry.table.blocks().is_empty(), "{} waits with blocks", entry.id);
+        }
+        assert_eq!(n_preempted, self.n_preempted);
+        for entry in self.entries.iter() {
+            let is_known = entry.flight.is_none_or(|flight| steps.contains(&flight.step));
+            assert!(is_known, "{} is in flight", entry.id);
+            let holds = |slot: &Slot| self.entries[*slot].state;
+            assert!(entry.held.iter().map(holds).all(|state| matches!(state, State::Held(_))));
+        }
     }
 }

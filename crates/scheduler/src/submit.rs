@@ -39,6 +39,12 @@ impl RequestRules {
         if let Some(index) = params.stop_sequences.iter().position(Vec::is_empty) {
             return Err(SubmitError::EmptyStopSequence { index });
         }
+        let mut siblings = request.siblings.iter().enumerate();
+        if let Some((_, id)) =
+            siblings.find(|(idx, id)| **id == request.id || request.siblings[..*idx].contains(id))
+        {
+            return Err(SubmitError::DuplicateId(*id));
+        }
         self.check_ids("prompt", &request.prompt)?;
         self.check_ids("stop_token_ids", &params.stop_token_ids)?;
         for stop in &params.stop_sequences {

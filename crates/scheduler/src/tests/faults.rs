@@ -12,7 +12,7 @@ fn verified_run(run: [u32; 4], ignore_eos: bool) -> Rig {
     request.prompt = vec![5, 6, 7];
     request.params.ignore_eos = ignore_eos;
     rig.scheduler.submit(request).unwrap();
-    for (tokens, n_accepted, drafts) in [(&[8][..], 0, &run[..3]), (&run[..], 3, &[])] {
+    for (tokens, n_accepted, drafts) in [(&[8][..], 0, &run[..3]), (&run[..], 3, &[9; 3])] {
         rig.plan();
         let mut outcome = StepOutcome::default();
         outcome.push_row(RequestId(1), tokens, n_accepted, drafts);
@@ -39,7 +39,7 @@ fn l01_eos_ends_an_accepted_run_wherever_it_is() {
         assert_eq!(rig.reason(1), None);
         assert_eq!(rig.tokens(1)[1..], run);
         rig.plan();
-        assert_eq!(rig.rows(), [(1, 7, 1, 0)]);
+        assert_eq!(rig.rows(), [(1, 7, 4, 3)]);
     }
 }
 
