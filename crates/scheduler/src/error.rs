@@ -14,6 +14,17 @@ pub enum ConfigError {
         /// Which field.
         field: &'static str,
     },
+    /// A field is outside its range.
+    OutOfRange {
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        value: u32,
+        /// The smallest possible one.
+        min: u32,
+        /// The largest possible one.
+        max: u32,
+    },
     /// The executor's `max_model_len` has no room for a prompt and an output.
     ModelTooShort {
         /// Its value.
@@ -46,6 +57,9 @@ impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Zero { field } => write!(f, "{field} must be at least 1"),
+            Self::OutOfRange { field, value, min, max } => {
+                write!(f, "{field} is {value} and must be {min} to {max}")
+            }
             Self::ModelTooShort { max_model_len } => {
                 write!(f, "limits.max_model_len is {max_model_len} and must be at least 2")
             }

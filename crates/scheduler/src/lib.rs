@@ -56,6 +56,7 @@
 mod apply;
 mod commit;
 mod config;
+mod drafting;
 mod entries;
 mod entry;
 mod error;
@@ -74,6 +75,7 @@ mod tests;
 
 pub use commit::{Commit, EndRules, commit};
 pub use config::{SchedulerConfig, SchedulingPolicy};
+pub use drafting::{Acceptance, AdaptiveDrafting, DraftPolicy, DraftingCosts};
 pub use error::{ConfigError, SubmitError};
 pub use scheduler::Scheduler;
 pub use stats::SchedulerStats;

@@ -1,0 +1,43 @@
+//! Adaptive drafting against every fixed length, over measured and random acceptance.
+
+#[path = "../benches/drafting/replay.rs"]
+mod replay;
+
+use scheduler::{AdaptiveDrafting, DraftPolicy};
+
+use crate::replay::{K_MAX, best_fixed, replay, workloads};
+
+#[test]
+fn adaptive_drafting_keeps_up_with_the_best_fixed_length() {
+    let rule = AdaptiveDrafting::default();
+    let policy = DraftPolicy::Adaptive(rule);
+    let (mut sum, mut n) = (0.0, 0.0);
+    for workload in workloads() {
+        for n_requests in [1, 4, 16, 64, 256] {
+            let (best, best_rate) = best_fixed(&workload, &rule.costs, n_requests);
+            let found = replay(&workload, &policy, K_MAX, &rule.costs, n_requests);
+            let ratio = found.rate / best_rate;
+            let what = format!("{}, {n_requests} requests, k = {best}", workload.name);
+            assert!(ratio > 0.94, "{what}: {ratio}");
+            let undrafted = replay(&workload, &DraftPolicy::Fixed, 0, &rule.costs, n_requests);
+            let by_undrafted = found.rate / undrafted.rate;
+            assert!(by_undrafted > 0.96, "{what}: {by_undrafted} of no drafts");
+            sum += ratio;
+            n += 1.0;
+        }
+    }
+    assert!(sum / n > 0.99, "{} on average", sum / n);
+}
+
+#[test]
+fn hopeless_drafts_are_only_probed() {
+    let rule = AdaptiveDrafting::default();
+    let policy = DraftPolicy::Adaptive(rule);
+    let hopeless = workloads().into_iter().find(|workload| workload.name == "0 %");
+    let hopeless = hopeless.expect("it is among them");
+    for n_requests in [1, 64] {
+        let found = replay(&hopeless, &policy, K_MAX, &rule.costs, n_requests);
+        // A thousand steps: 30 probes, and a few drafts until the first estimate is corrected.
+        assert!((0.029..0.035).contains(&found.mean_length), "{} drafts", found.mean_length);
+    }
+}
