@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use kv_block_manager::KvEvent;
+use engine_types::KvEvent;
 use scheduler::Scheduler;
 
 use crate::error::SubscribeError;

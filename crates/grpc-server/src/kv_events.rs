@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use engine::{EngineHandle, KvEventSink, SubscribeError};
+use engine_types::{BlockKey, KvChange, KvEvent, StoredBlocks};
 use grpc_api::control::v1 as pb;
 use grpc_api::control::v1::subscribe_kv_events_response::Change;
-use kv_block_manager::{BlockKey, KvChange, KvEvent, StoredBlocks};
 use tokio::sync::broadcast;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::BroadcastStream;

@@ -1,64 +1,11 @@
-//! What changes in the prefix cache, for those who place requests by it.
+//! The record of what changes in the prefix cache.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use engine_types::TokenId;
+use engine_types::{BlockKey, KvChange, KvEvent, StoredBlocks, TokenId};
 
-use crate::keys::{BlockKey, PrefixKeys};
-
-/// One change of what the prefix cache holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KvEvent {
-    /// Counts up by one from 1. A reader that misses a number has missed a change. A snapshot has
-    /// the number of the last change that it contains, 0 if there was none.
-    pub sequence: u64,
-    /// What has changed.
-    pub change: KvChange,
-}
-
-/// What has changed. A block is in the cache from the `Stored` that names its key to the next
-/// `Removed` that names it, or `Cleared`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KvChange {
-    /// All that the cache holds, whatever was known before.
-    Snapshot {
-        /// The keys, in no order that means anything.
-        keys: Vec<BlockKey>,
-    },
-    /// Blocks that the cache did not hold.
-    Stored(StoredBlocks),
-    /// Blocks that it has given up.
-    Removed {
-        /// Their keys, the first one to go first.
-        keys: Vec<BlockKey>,
-    },
-    /// It holds nothing any more.
-    Cleared,
-}
-
-/// Blocks of one sequence, each the successor of the one before it.
-///
-/// The key of a block is the SHA-256 hash of its parent's key and, as little-endian 32-bit numbers,
-/// its tokens and the `n_lookahead` tokens behind it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredBlocks {
-    /// The key of the block before the first one of these. The parent of a sequence's first block
-    /// stands for the sequence's [`PrefixSpace`](crate::PrefixSpace).
-    pub parent: BlockKey,
-    /// How many blocks of the sequence lie before these.
-    pub n_before: u32,
-    /// The keys of the blocks.
-    pub keys: Vec<BlockKey>,
-    /// The tokens of all blocks and the `n_lookahead` tokens behind them.
-    pub tokens: Vec<TokenId>,
-    /// How many tokens a block has.
-    pub block_size: u32,
-    /// How many tokens behind a block its key depends on.
-    pub n_lookahead: u32,
-    /// Whether only sequences of one salt can use the blocks.
-    pub is_salted: bool,
-}
+use crate::keys::PrefixKeys;
 
 /// The changes that nobody has fetched yet, the oldest ones lost if there are too many.
 #[derive(Debug, Default)]

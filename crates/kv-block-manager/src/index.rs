@@ -1,8 +1,6 @@
 //! From keys to blocks.
 
-use engine_types::BlockId;
-
-use crate::keys::BlockKey;
+use engine_types::{BlockId, BlockKey};
 
 /// The end of a bucket, and the place of a block that is in none.
 const NONE: u32 = u32::MAX;

@@ -1,23 +1,10 @@
 //! Keys of full blocks: what two blocks must have in common to hold the same KV.
 
-use std::fmt;
-
-use engine_types::TokenId;
+use engine_types::{BlockKey, TokenId};
 use sha2::{Digest, Sha256};
 
 /// Separates the hash of a [`PrefixSpace`] from every other use of the hash function.
 const LABEL: &[u8] = b"kv prefix space 1";
-
-/// The SHA-256 hash that stands for a block and all blocks before it, or for a [`PrefixSpace`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BlockKey(pub [u8; 32]);
-
-impl fmt::Debug for BlockKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let start = self.0[..8].iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
-        write!(f, "BlockKey({start:016x}..)")
-    }
-}
 
 /// What, besides its tokens, decides whose blocks a sequence may share.
 #[derive(Clone, Copy, Debug, Default)]

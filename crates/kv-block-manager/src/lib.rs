@@ -52,8 +52,8 @@
 //! # Copy on write
 //!
 //! Sequences that start alike (`n > 1`) hold the blocks of what they share together. What they
-//! write lies behind: [`BlockPool::fork`] gives the second one fresh blocks from there on, and where
-//! the shared tokens end inside a block it says which block to copy to which.
+//! write lies behind: [`BlockPool::fork`] gives the second one fresh blocks from there on. Where
+//! the shared tokens end inside a block, it says which block to copy to which.
 //!
 //! # Example
 //!
@@ -107,7 +107,6 @@ mod lru;
 mod pool;
 mod table;
 
-pub use events::{KvChange, KvEvent, StoredBlocks};
-pub use keys::{BlockKey, PrefixKeys, PrefixSpace};
+pub use keys::{PrefixKeys, PrefixSpace};
 pub use pool::{BlockPool, Fork, PoolStats, PrefixMatch, blocks_for};
 pub use table::BlockTable;

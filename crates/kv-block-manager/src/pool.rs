@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use engine_types::{BlockCopy, BlockId, TokenId};
+use engine_types::{BlockCopy, BlockId, KvChange, KvEvent, TokenId};
 
-use crate::events::{EventLog, KvChange, KvEvent};
+use crate::events::EventLog;
 use crate::index::PrefixIndex;
 use crate::keys::PrefixKeys;
 use crate::lru::LruList;

@@ -1,6 +1,6 @@
 //! The prefix cache as others see it.
 
-use kv_block_manager::KvEvent;
+use engine_types::KvEvent;
 
 use crate::scheduler::Scheduler;
 

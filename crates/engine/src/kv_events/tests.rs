@@ -4,8 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use engine_types::FinishReason;
-use kv_block_manager::{BlockKey, KvChange, KvEvent};
+use engine_types::{BlockKey, FinishReason, KvChange, KvEvent};
 use scheduler::SchedulerConfig;
 
 use super::{KvEvents, MAX_SUBSCRIBERS, kv_event_channel};

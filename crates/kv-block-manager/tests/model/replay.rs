@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kv_block_manager::{BlockKey, KvChange, KvEvent, StoredBlocks};
+use engine_types::{BlockKey, KvChange, KvEvent, StoredBlocks};
 
 use crate::reference::{Content, SPACES};
 

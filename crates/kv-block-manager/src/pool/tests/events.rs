@@ -1,9 +1,9 @@
 //! Events of the prefix cache, and emptying it. Blocks of 4 tokens.
 
+use engine_types::{BlockKey, KvChange, KvEvent, StoredBlocks};
+
 use super::prefix::{DRAFTED, Holder, PLAIN, n_hits, run};
-use crate::{
-    BlockKey, BlockPool, BlockTable, KvChange, KvEvent, PrefixKeys, PrefixSpace, StoredBlocks,
-};
+use crate::{BlockPool, BlockTable, PrefixKeys, PrefixSpace};
 
 /// A pool of 8 blocks that records.
 fn recording() -> BlockPool {
