@@ -113,7 +113,7 @@ fn spawn<X: StepExecutor>(
     scheduler: SchedulerConfig,
     make_executor: impl FnOnce() -> Result<X> + Send + 'static,
 ) -> Result<(EngineHandle, EngineThread)> {
-    Ok(Engine::spawn(EngineConfig { scheduler }, make_executor)?)
+    Ok(Engine::spawn(EngineConfig { scheduler, ..EngineConfig::default() }, make_executor)?)
 }
 
 /// Loads a bundled checkpoint in the thread that calls it.

@@ -11,6 +11,8 @@ pub enum SpawnError {
     Executor(Box<dyn Error + Send + Sync>),
     /// The scheduler refused its configuration.
     Scheduler(scheduler::ConfigError),
+    /// `max_queue_wait` is zero, so that no request could ever run.
+    NoQueueWait,
     /// The thread could not be started.
     Thread(std::io::Error),
     /// The executor's factory panicked.
@@ -22,6 +24,9 @@ impl fmt::Display for SpawnError {
         match self {
             Self::Executor(error) => write!(f, "{error}"),
             Self::Scheduler(error) => write!(f, "{error}"),
+            Self::NoQueueWait => {
+                write!(f, "max_queue_wait is 0; give requests time to start, or set no limit")
+            }
             Self::Thread(error) => write!(f, "the engine thread cannot start: {error}"),
             Self::Panicked => write!(f, "the executor panicked while it was made"),
         }
@@ -34,7 +39,7 @@ impl Error for SpawnError {
             Self::Executor(error) => error.source(),
             Self::Scheduler(error) => error.source(),
             Self::Thread(error) => Some(error),
-            Self::Panicked => None,
+            Self::NoQueueWait | Self::Panicked => None,
         }
     }
 }

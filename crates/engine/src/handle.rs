@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use engine_types::{ExecutorLimits, Request, RequestId};
 use scheduler::RequestRules;
@@ -58,9 +59,36 @@ impl EngineHandle {
     /// # Errors
     ///
     /// If the request is not taken; `sink` is then dropped without an event.
+    ///
+    /// # Panics
+    ///
+    /// If the request has siblings: each of them needs a sink.
     pub fn submit(&self, request: Request, sink: Box<dyn EventSink>) -> Result<(), SubmitError> {
+        self.submit_all(request, vec![sink], None)
+    }
+
+    /// Hands a request and its siblings to the engine; the events of each go to a sink of its own,
+    /// that of the request itself first. Those that are unfinished at `deadline` end there with
+    /// [`FinishReason::DeadlineExceeded`](engine_types::FinishReason::DeadlineExceeded).
+    ///
+    /// # Errors
+    ///
+    /// If the request is not taken, of which nothing is then; the sinks are dropped without an
+    /// event.
+    ///
+    /// # Panics
+    ///
+    /// If there is not one sink for each id.
+    pub fn submit_all(
+        &self,
+        request: Request,
+        sinks: Vec<Box<dyn EventSink>>,
+        deadline: Option<Instant>,
+    ) -> Result<(), SubmitError> {
+        assert_eq!(sinks.len(), 1 + request.siblings.len(), "one sink for each id");
         self.shared.rules.check(&request).map_err(SubmitError::Invalid)?;
-        self.shared.inbox.submit(Submission { request, sink })
+        let arrival = Instant::now();
+        self.shared.inbox.submit(Submission { request, sinks, arrival, deadline })
     }
 
     /// Asks for the end of a request, which then gets its `Finished` event before the next step.

@@ -3,6 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::mem;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use engine_types::{Request, RequestId};
 
@@ -12,7 +13,17 @@ use crate::sink::EventSink;
 /// A request on its way to the engine thread.
 pub(crate) struct Submission {
     pub(crate) request: Request,
-    pub(crate) sink: Box<dyn EventSink>,
+    /// One for each of its ids.
+    pub(crate) sinks: Vec<Box<dyn EventSink>>,
+    pub(crate) arrival: Instant,
+    pub(crate) deadline: Option<Instant>,
+}
+
+impl Submission {
+    /// The request's id, then its siblings'.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = RequestId> {
+        std::iter::once(self.request.id).chain(self.request.siblings.iter().copied())
+    }
 }
 
 /// What the engine is up to.
@@ -79,13 +90,13 @@ impl Inbox {
             }
             Phase::Stopped { fault: Some(fault) } => return Err(SubmitError::Dead(fault.clone())),
         }
-        if state.unfinished.contains(&submission.request.id) {
+        if submission.ids().any(|id| state.unfinished.contains(&id)) {
             return Err(SubmitError::DuplicateId);
         }
-        if state.unfinished.len() >= self.max_unfinished {
+        if state.unfinished.len() + submission.sinks.len() > self.max_unfinished {
             return Err(SubmitError::QueueFull { limit: self.max_unfinished });
         }
-        state.unfinished.insert(submission.request.id);
+        state.unfinished.extend(submission.ids());
         state.submissions.push_back(submission);
         self.changed.notify_all();
         Ok(())

@@ -73,6 +73,7 @@
 //!
 //! [`StepExecutor`]: engine_types::StepExecutor
 
+mod deadlines;
 mod error;
 mod handle;
 mod inbox;

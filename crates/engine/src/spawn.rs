@@ -4,6 +4,7 @@ use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use engine_types::StepExecutor;
 use scheduler::{Scheduler, SchedulerConfig};
@@ -17,6 +18,10 @@ use crate::runner::Runner;
 pub struct EngineConfig {
     /// How the scheduler decides, and how many requests may be unfinished at once.
     pub scheduler: SchedulerConfig,
+    /// How long a request may wait before it runs for the first time; then it ends with
+    /// [`FinishReason::DeadlineExceeded`](engine_types::FinishReason::DeadlineExceeded). `None` sets
+    /// no limit.
+    pub max_queue_wait: Option<Duration>,
 }
 
 /// Starts engines.
@@ -78,10 +83,14 @@ where
     // The scheduler counts in the same way; counted here, a refusal need not wait for a step.
     let n_running = config.scheduler.max_num_seqs.min(limits.max_num_seqs) as usize;
     let max_unfinished = n_running + config.scheduler.max_queued_requests as usize;
+    if config.max_queue_wait == Some(Duration::ZERO) {
+        return Err(SpawnError::NoQueueWait);
+    }
+    let mode = config.scheduler.output_mode;
     let has_prefix_cache = config.scheduler.enable_prefix_caching;
     let scheduler = Scheduler::new(config.scheduler, limits).map_err(SpawnError::Scheduler)?;
     let shared = Shared::new(max_unfinished, scheduler.request_rules(), has_prefix_cache);
-    Ok(Runner::new(executor, scheduler, Arc::new(shared)))
+    Ok(Runner::new(executor, scheduler, Arc::new(shared), mode, config.max_queue_wait))
 }
 
 /// Owns the engine thread: dropping it aborts what is unfinished and waits for the thread.

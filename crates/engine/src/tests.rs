@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use engine_types::{
-    ExecutorError, ExecutorLimits, FinishReason, IndexerCounts, Request, RequestEvent, RequestId,
-    SamplingParams, StepExecutor, StepOutcome, StepPlan, StepQueue,
+    ExecutorError, ExecutorLimits, FinishReason, IndexerCounts, OutputMode, Request, RequestEvent,
+    RequestId, SamplingParams, StepExecutor, StepOutcome, StepPlan, StepQueue,
 };
 use scheduler::SchedulerConfig;
 
@@ -80,8 +80,28 @@ impl Counting {
     }
 }
 
-pub(crate) fn start(max_queued_requests: u32) -> (EngineHandle, EngineThread, Arc<AtomicU8>) {
-    start_with(SchedulerConfig { max_queued_requests, ..SchedulerConfig::default() })
+pub(crate) fn start(
+    max_queued_requests: u32,
+    output_mode: OutputMode,
+) -> (EngineHandle, EngineThread, Arc<AtomicU8>) {
+    start_with(SchedulerConfig { max_queued_requests, output_mode, ..SchedulerConfig::default() })
+}
+
+/// Makes a test for each output mode of a function that takes one.
+macro_rules! in_both_modes {
+    ($name:ident) => {
+        mod $name {
+            #[test]
+            fn immediate() {
+                super::$name(engine_types::OutputMode::Immediate);
+            }
+
+            #[test]
+            fn deferred() {
+                super::$name(engine_types::OutputMode::Deferred);
+            }
+        }
+    };
 }
 
 pub(crate) fn start_with(
@@ -90,8 +110,10 @@ pub(crate) fn start_with(
     let fault = Arc::new(AtomicU8::new(OK));
     let executor = Counting { fault: Arc::clone(&fault), queue: StepQueue::default() };
     let (handle, thread) =
-        Engine::spawn(EngineConfig { scheduler }, move || Ok::<_, ExecutorError>(executor))
-            .unwrap();
+        Engine::spawn(EngineConfig { scheduler, ..EngineConfig::default() }, move || {
+            Ok::<_, ExecutorError>(executor)
+        })
+        .unwrap();
     (handle, thread, fault)
 }
 
@@ -143,9 +165,10 @@ pub(crate) fn wait_until(what: impl Fn() -> bool) {
     }
 }
 
-#[test]
-fn requests_run_and_drain() {
-    let (handle, thread, _) = start(8);
+in_both_modes!(requests_run_and_drain);
+
+fn requests_run_and_drain(mode: OutputMode) {
+    let (handle, thread, _) = start(8, mode);
     let all: Vec<_> = (0..6).map(|_| submit(&handle, 20).1).collect();
     thread.drain();
     for events in all {
@@ -159,9 +182,10 @@ fn requests_run_and_drain() {
     assert_eq!(refused, Err(SubmitError::ShuttingDown));
 }
 
-#[test]
-fn a_full_queue_and_bad_requests_are_refused_at_once() {
-    let (handle, _thread, _) = start(3);
+in_both_modes!(a_full_queue_and_bad_requests_are_refused_at_once);
+
+fn a_full_queue_and_bad_requests_are_refused_at_once(mode: OutputMode) {
+    let (handle, _thread, _) = start(3, mode);
     let all: Vec<_> = (0..5).map(|_| submit(&handle, ENDLESS)).collect();
     let (sink, _events) = channel(1);
     let refused = handle.submit(request(&handle, 1), Box::new(sink));
@@ -176,18 +200,20 @@ fn a_full_queue_and_bad_requests_are_refused_at_once() {
     assert_eq!(read(submit(&handle, 30).1).1, FinishReason::MaxTokens, "there is room again");
 }
 
-#[test]
-fn ids_are_unique_while_unfinished() {
-    let (handle, _thread, _) = start(3);
+in_both_modes!(ids_are_unique_while_unfinished);
+
+fn ids_are_unique_while_unfinished(mode: OutputMode) {
+    let (handle, _thread, _) = start(3, mode);
     let (id, _events) = submit(&handle, ENDLESS);
     let again = Request { id, ..request(&handle, 1) };
     let (sink, _unread) = channel(1);
     assert_eq!(handle.submit(again, Box::new(sink)), Err(SubmitError::DuplicateId));
 }
 
-#[test]
-fn aborts_end_running_and_queued_requests_and_ignore_strangers() {
-    let (handle, _thread, _) = start(8);
+in_both_modes!(aborts_end_running_and_queued_requests_and_ignore_strangers);
+
+fn aborts_end_running_and_queued_requests_and_ignore_strangers(mode: OutputMode) {
+    let (handle, _thread, _) = start(8, mode);
     let all: Vec<_> = (0..4).map(|_| submit(&handle, ENDLESS)).collect();
     wait_until(|| handle.stats().scheduler.n_running == 2);
     for (id, _) in &all {
@@ -201,9 +227,10 @@ fn aborts_end_running_and_queued_requests_and_ignore_strangers() {
     wait_until(|| handle.stats().scheduler.blocks.n_used == 0);
 }
 
-#[test]
-fn a_failed_step_fails_its_rows_only() {
-    let (handle, _thread, fault) = start(8);
+in_both_modes!(a_failed_step_fails_its_rows_only);
+
+fn a_failed_step_fails_its_rows_only(mode: OutputMode) {
+    let (handle, _thread, fault) = start(8, mode);
     let all = [ENDLESS, ENDLESS, 50].map(|max_tokens| submit(&handle, max_tokens).1);
     wait_until(|| handle.stats().scheduler.n_running == 2);
     fault.store(FAIL_STEP, Ordering::SeqCst);
@@ -213,9 +240,10 @@ fn a_failed_step_fails_its_rows_only() {
     assert_eq!(handle.stats().n_failed_steps, 1);
 }
 
-#[test]
-fn what_indexers_did_adds_up_over_the_steps_that_did_not_fail() {
-    let (handle, thread, fault) = start(8);
+in_both_modes!(what_indexers_did_adds_up_over_the_steps_that_did_not_fail);
+
+fn what_indexers_did_adds_up_over_the_steps_that_did_not_fail(mode: OutputMode) {
+    let (handle, thread, fault) = start(8, mode);
     let (_, long) = submit(&handle, ENDLESS);
     wait_until(|| handle.stats().n_steps > 3);
     fault.store(FAIL_STEP, Ordering::SeqCst);
@@ -231,10 +259,11 @@ fn what_indexers_did_adds_up_over_the_steps_that_did_not_fail() {
     assert_eq!(stats.indexer.target_prefill, IndexerCounts::default());
 }
 
-#[test]
-fn death_answers_everyone_and_refuses_the_rest() {
+in_both_modes!(death_answers_everyone_and_refuses_the_rest);
+
+fn death_answers_everyone_and_refuses_the_rest(mode: OutputMode) {
     for (how, text) in [(FAIL_FOR_GOOD, "burnt out"), (PANIC, "as the test asked")] {
-        let (handle, _thread, fault) = start(8);
+        let (handle, _thread, fault) = start(8, mode);
         let all: Vec<_> = (0..5).map(|_| submit(&handle, ENDLESS).1).collect();
         wait_until(|| handle.stats().scheduler.n_running == 2);
         fault.store(how, Ordering::SeqCst);
@@ -252,9 +281,10 @@ fn death_answers_everyone_and_refuses_the_rest() {
     }
 }
 
-#[test]
-fn dropping_the_thread_aborts_everyone() {
-    let (handle, thread, _) = start(8);
+in_both_modes!(dropping_the_thread_aborts_everyone);
+
+fn dropping_the_thread_aborts_everyone(mode: OutputMode) {
+    let (handle, thread, _) = start(8, mode);
     let all: Vec<_> = (0..5).map(|_| submit(&handle, ENDLESS).1).collect();
     drop(thread);
     for events in all {
@@ -285,10 +315,11 @@ impl EventSink for Limited {
     }
 }
 
-#[test]
-fn a_sink_that_takes_no_more_ends_its_request_and_no_other() {
+in_both_modes!(a_sink_that_takes_no_more_ends_its_request_and_no_other);
+
+fn a_sink_that_takes_no_more_ends_its_request_and_no_other(mode: OutputMode) {
     for then in [Delivery::Closed, Delivery::Full] {
-        let (handle, _thread, _) = start(8);
+        let (handle, _thread, _) = start(8, mode);
         let n_finished = Arc::new(AtomicU8::new(0));
         let sink = Limited { n_left: 2, then, n_finished: Arc::clone(&n_finished) };
         handle.submit(request(&handle, ENDLESS), Box::new(sink)).unwrap();
@@ -299,9 +330,10 @@ fn a_sink_that_takes_no_more_ends_its_request_and_no_other() {
     }
 }
 
-#[test]
-fn an_idle_engine_does_not_step() {
-    let (handle, _thread, _) = start(8);
+in_both_modes!(an_idle_engine_does_not_step);
+
+fn an_idle_engine_does_not_step(mode: OutputMode) {
+    let (handle, _thread, _) = start(8, mode);
     assert_eq!(read(submit(&handle, 5).1).0.len(), 5);
     std::thread::sleep(Duration::from_millis(30));
     assert_eq!(handle.stats().n_steps, 5);
@@ -317,6 +349,72 @@ fn a_start_that_fails_says_why() {
     assert!(matches!(error, SpawnError::Panicked));
     let scheduler = SchedulerConfig { num_speculative_tokens: 1, ..SchedulerConfig::default() };
     let executor = Counting { fault: Arc::default(), queue: StepQueue::default() };
-    let spawned = Engine::spawn(EngineConfig { scheduler }, || Ok::<_, ExecutorError>(executor));
+    let spawned = Engine::spawn(EngineConfig { scheduler, ..EngineConfig::default() }, || {
+        Ok::<_, ExecutorError>(executor)
+    });
     assert!(matches!(spawned.unwrap_err(), SpawnError::Scheduler(_)));
+}
+
+in_both_modes!(siblings_have_events_of_their_own);
+
+fn siblings_have_events_of_their_own(mode: OutputMode) {
+    let (handle, thread, _) = start(8, mode);
+    let siblings = vec![handle.next_request_id(), handle.next_request_id()];
+    let request = Request { siblings, ..request(&handle, 20) };
+    let (sinks, events): (Vec<_>, Vec<_>) = (0..3).map(|_| channel(20)).unzip();
+    let sinks = sinks.into_iter().map(|sink| Box::new(sink) as Box<dyn EventSink>).collect();
+    handle.submit_all(request, sinks, None).unwrap();
+    assert_eq!(handle.stats().n_unfinished, 3);
+    thread.drain();
+    for events in events {
+        assert_eq!(read(events), ((3..23).collect(), FinishReason::MaxTokens));
+    }
+    // Two run at once: the third one starts when nobody has its prompt any more.
+    assert_eq!(handle.stats().scheduler.n_shared_tokens, 1, "one token of the prompt's two");
+}
+
+in_both_modes!(deadlines_end_requests_that_run_and_that_wait);
+
+fn deadlines_end_requests_that_run_and_that_wait(mode: OutputMode) {
+    let (handle, _thread, _) = start(8, mode);
+    let submit_until = |deadline| {
+        let (sink, events) = channel(ENDLESS as usize);
+        let request = request(&handle, ENDLESS);
+        handle.submit_all(request, vec![Box::new(sink)], deadline).unwrap();
+        events
+    };
+    let all: Vec<_> = [20, 30, 40]
+        .map(|ms| submit_until(Some(Instant::now() + Duration::from_millis(ms))))
+        .into_iter()
+        .collect();
+    for events in all {
+        assert_eq!(read(events).1, FinishReason::DeadlineExceeded);
+    }
+    let far = Instant::now() + Duration::from_secs(3600);
+    let (sink, events) = channel(8);
+    handle.submit_all(request(&handle, 8), vec![Box::new(sink)], Some(far)).unwrap();
+    assert_eq!(read(events).1, FinishReason::MaxTokens, "in time");
+    wait_until(|| handle.stats().scheduler.blocks.n_used == 0);
+}
+
+/// Two run; the third has waited long enough, and those that run are not concerned.
+#[test]
+fn a_request_waits_no_longer_than_it_may() {
+    let executor = Counting { fault: Arc::default(), queue: StepQueue::default() };
+    let config =
+        EngineConfig { max_queue_wait: Some(Duration::from_millis(20)), ..EngineConfig::default() };
+    let (handle, _thread) =
+        Engine::spawn(config, move || Ok::<_, ExecutorError>(executor)).unwrap();
+    let running = [ENDLESS, ENDLESS].map(|max_tokens| submit(&handle, max_tokens));
+    wait_until(|| handle.stats().scheduler.n_running == 2);
+    let (tokens, reason) = read(submit(&handle, 5).1);
+    assert_eq!((tokens, reason), (vec![], FinishReason::DeadlineExceeded));
+    for (id, events) in running {
+        assert!(handle.abort(id));
+        assert_eq!(read(events).1, FinishReason::Aborted);
+    }
+    let never = EngineConfig { max_queue_wait: Some(Duration::ZERO), ..EngineConfig::default() };
+    let executor = Counting { fault: Arc::default(), queue: StepQueue::default() };
+    let error = Engine::spawn(never, move || Ok::<_, ExecutorError>(executor)).unwrap_err();
+    assert!(error.to_string().contains("max_queue_wait is 0"), "{error}");
 }

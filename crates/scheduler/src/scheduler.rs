@@ -176,6 +176,13 @@ impl Scheduler {
         self.end(id, FinishReason::DeadlineExceeded, events)
     }
 
+    /// Whether a request is unfinished and has never run.
+    #[must_use]
+    pub fn has_not_started(&self, id: RequestId) -> bool {
+        let state = self.entries.slot(id).map(|slot| self.entries[slot].state);
+        matches!(state, Some(State::Waiting | State::Held(_)))
+    }
+
     fn end(&mut self, id: RequestId, why: FinishReason, events: &mut Vec<RequestEvent>) -> bool {
         let Some(slot) = self.entries.slot(id) else { return false };
         self.finish(slot, why, events);

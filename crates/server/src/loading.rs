@@ -76,7 +76,7 @@ pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
         let _ = share_sender.send(runner.shares_index());
         anyhow::Ok(runner)
     };
-    let (handle, thread) = Engine::spawn(EngineConfig { scheduler }, make_runner)?;
+    let (handle, thread) = Engine::spawn(EngineConfig { scheduler, ..EngineConfig::default() }, make_runner)?;
     let index_share = index_share.recv().expect("an engine that has started has its runner");
     Ok(LoadedEngine { model, handle, thread, index_share })
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use engine_types::{BlockKey, FinishReason, KvChange, KvEvent};
+use engine_types::{BlockKey, FinishReason, KvChange, KvEvent, OutputMode};
 use scheduler::SchedulerConfig;
 
 use super::{KvEvents, MAX_SUBSCRIBERS, kv_event_channel};
@@ -41,7 +41,7 @@ fn stored(event: &KvEvent) -> (u64, BlockKey) {
 
 #[test]
 fn a_subscriber_starts_from_a_snapshot_and_sees_each_change() {
-    let (handle, thread, _) = start(8);
+    let (handle, thread, _) = start(8, OutputMode::Immediate);
     // An idle engine greets, too.
     let mut first = subscribe(&handle, 64);
     assert_eq!(snapshot(&first.next().unwrap()), (0, BTreeSet::new()));
@@ -77,7 +77,7 @@ fn a_subscriber_starts_from_a_snapshot_and_sees_each_change() {
 
 #[test]
 fn a_slow_subscriber_sees_a_gap_and_delays_nobody() {
-    let (handle, thread, _) = start(8);
+    let (handle, thread, _) = start(8, OutputMode::Immediate);
     let (slow, fast) = (subscribe(&handle, 2), subscribe(&handle, 64));
     run(&handle, 12);
     run(&handle, 20);
@@ -89,7 +89,7 @@ fn a_slow_subscriber_sees_a_gap_and_delays_nobody() {
 
 #[test]
 fn who_has_gone_is_forgotten_and_nothing_is_recorded_for_nobody() {
-    let (handle, _thread, _) = start(8);
+    let (handle, _thread, _) = start(8, OutputMode::Immediate);
     let mut events = subscribe(&handle, 64);
     run(&handle, 8);
     let last = events.by_ref().take(3).last().unwrap();
@@ -105,7 +105,7 @@ fn who_has_gone_is_forgotten_and_nothing_is_recorded_for_nobody() {
 
 #[test]
 fn there_are_only_so_many_subscribers() {
-    let (handle, _thread, _) = start(8);
+    let (handle, _thread, _) = start(8, OutputMode::Immediate);
     let mut all: Vec<_> = (0..MAX_SUBSCRIBERS).map(|_| subscribe(&handle, 1)).collect();
     assert_eq!(refusal(&handle), SubscribeError::TooMany { limit: MAX_SUBSCRIBERS });
     // Room is there as soon as one has gone, though the engine has nothing to do.
@@ -119,7 +119,7 @@ fn there_are_only_so_many_subscribers() {
 #[test]
 fn an_engine_that_ends_ends_its_subscriptions() {
     for how in [FAIL_FOR_GOOD, PANIC] {
-        let (handle, _thread, fault) = start(8);
+        let (handle, _thread, fault) = start(8, OutputMode::Immediate);
         let events = subscribe(&handle, 64);
         let (_, tokens) = submit(&handle, ENDLESS);
         wait_until(|| handle.stats().n_steps > 8);

@@ -1,5 +1,6 @@
 //! A server on a loopback port around an executor that counts up.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -141,6 +142,7 @@ impl Default for Setup {
 
 pub(crate) struct Server {
     pub(crate) engine: EngineHandle,
+    pub(crate) address: SocketAddr,
     pub(crate) channel: Channel,
     pub(crate) fault: Arc<AtomicU8>,
     pub(crate) stop: Option<oneshot::Sender<()>>,
@@ -164,6 +166,7 @@ impl Server {
                 enable_prefix_caching: setup.prefix_caching,
                 ..SchedulerConfig::default()
             },
+            ..EngineConfig::default()
         };
         let (engine, thread) =
             Engine::spawn(config, move || Ok::<_, ExecutorError>(executor)).unwrap();
@@ -186,7 +189,7 @@ impl Server {
         });
         let channel = Channel::from_shared(format!("http://{address}")).unwrap();
         let channel = channel.connect().await.unwrap();
-        Self { engine, channel, fault, stop: Some(stop), serving, _thread: thread }
+        Self { engine, address, channel, fault, stop: Some(stop), serving, _thread: thread }
     }
 
     pub(crate) fn client(&self) -> InferenceServiceClient<Channel> {
