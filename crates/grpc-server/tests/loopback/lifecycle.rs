@@ -146,7 +146,9 @@ async fn deadlines_hold_in_the_middle_of_a_stream_and_of_a_call() {
     let mut request = Request::new(unary(&[1], 4000));
     with_timeout(request.metadata_mut());
     let status = server.client().generate(request).await.unwrap_err();
-    assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+    // The client's library looks at the clock, too; where it is first, it says `Cancelled`.
+    let is_over = matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled);
+    assert!(is_over, "{status:?}");
     server.wait_until_empty().await;
 }
 
