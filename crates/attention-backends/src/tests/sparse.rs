@@ -258,6 +258,17 @@ fn a_selected_position_behind_the_row_is_an_error() {
 }
 
 #[test]
+fn the_rows_of_a_selection_are_taken_in_the_order_asked_for() {
+    let indices = Tensor::arange(20, (Kind::Int, Device::Cpu)).view([10, 2]);
+    let counts = Tensor::full([10], 2, (Kind::Int, Device::Cpu));
+    let all = Selection::new(indices, counts).unwrap();
+    let rows = |rows: &[i64]| all.select_rows(&Tensor::from_slice(rows)).unwrap();
+    assert_eq!(rows(&[3, 7]).to_rows().unwrap(), [[6, 7], [14, 15]]);
+    assert_eq!(rows(&[7, 3]).to_rows().unwrap(), [[14, 15], [6, 7]]);
+    assert_eq!((rows(&[]).n_rows(), rows(&[]).topk()), (0, 2));
+}
+
+#[test]
 fn selections_that_do_not_fit_are_refused() {
     let ints = |n: i64| Tensor::zeros([n], (Kind::Int, Device::Cpu));
     let of = |indices: Tensor, counts: Tensor| Selection::new(indices, counts);
