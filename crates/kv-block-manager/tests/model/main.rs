@@ -55,24 +55,31 @@ enum Op {
     Release {
         who: usize,
     },
+    /// Takes a sequence's blocks and lets it start again with room for `n_extra` more tokens.
+    Preempt {
+        who: usize,
+        n_extra: usize,
+    },
     Clear,
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let who = 0..64_usize;
-    let tail = || vec(0..2_u32, 0..12);
-    let extra = 0..5_usize;
+    let (who, extra, start) = (0..64_usize, 0..5_usize, 0..40_usize);
+    let tail = || vec(0..2_u32, 0..8);
+    let space = prop_oneof![2 => Just(1), 1 => 0..SPACES.len()];
     prop_oneof![
-        4 => (0..SPACES.len(), who.clone(), 0..40_usize, tail(), extra.clone()).prop_map(
+        6 => (space, who.clone(), start.clone(), tail(), extra.clone()).prop_map(
             |(space, like, n_like, tail, n_extra)| Op::Admit { space, like, n_like, tail, n_extra }
         ),
-        2 => (who.clone(), 0..40_usize, tail(), extra.clone())
+        3 => (who.clone(), start.clone(), tail(), extra.clone())
             .prop_map(|(who, n_shared, tail, n_extra)| Op::Fork { who, n_shared, tail, n_extra }),
-        3 => (who.clone(), tail(), extra)
+        3 => (who.clone(), tail(), extra.clone())
             .prop_map(|(who, tail, n_extra)| Op::Grow { who, tail, n_extra }),
-        6 => (who.clone(), 0..20_usize).prop_map(|(who, n)| Op::Compute { who, n }),
-        6 => (who.clone(), 0..4_usize).prop_map(|(who, n)| Op::Publish { who, n }),
-        4 => who.prop_map(|who| Op::Release { who }),
+        10 => (who.clone(), start).prop_map(|(who, n)| Op::Compute { who, n }),
+        10 => (who.clone(), prop_oneof![Just(0), 0..9_usize])
+            .prop_map(|(who, n)| Op::Publish { who, n }),
+        5 => who.clone().prop_map(|who| Op::Release { who }),
+        2 => (who, extra).prop_map(|(who, n_extra)| Op::Preempt { who, n_extra }),
         1 => Just(Op::Clear),
     ]
 }
@@ -105,9 +112,14 @@ impl Pair {
         let n_sequences = self.model.sequences.len();
         let space = match op {
             Op::Admit { space, like, n_like, tail, n_extra } => {
-                let like = &self.history[like % self.history.len()];
-                let tokens = [&like[..n_like.min(like.len())], &tail].concat();
-                self.admit(Sequence::new(space, tokens), n_extra);
+                let recent = &self.history[self.history.len().saturating_sub(5)..];
+                let like = &recent[like % recent.len()];
+                let mut tokens = [&like[..n_like.min(like.len())], &tail].concat();
+                // Else few would find room.
+                tokens.truncate(self.model.n_slots() / 3 + 1);
+                self.history.push(tokens.clone());
+                let keys = PrefixKeys::new(SPACES[space]);
+                self.admit(Sequence::new(space, tokens), BlockTable::default(), keys, n_extra);
                 space
             }
             Op::Clear => {
@@ -123,14 +135,25 @@ impl Pair {
             Op::Grow { who, tail, n_extra } => self.grow(who % n_sequences, &tail, n_extra),
             Op::Compute { who, n } => self.compute(who % n_sequences, n),
             Op::Publish { who, n } => self.publish(who % n_sequences, n),
-            Op::Release { who } => self.release(who % n_sequences),
+            Op::Release { who } => self.release(who % n_sequences).0.space,
+            Op::Preempt { who, n_extra } => {
+                let (old, table, keys) = self.release(who % n_sequences);
+                let space = old.space;
+                self.admit(Sequence::new(space, old.tokens), table, keys, n_extra);
+                space
+            }
         };
         self.check(space);
     }
 
-    fn admit(&mut self, sequence: Sequence, n_extra: usize) {
-        let (mut table, mut keys) =
-            (BlockTable::default(), PrefixKeys::new(SPACES[sequence.space]));
+    /// Starts a sequence with an empty table; without room it is forgotten.
+    fn admit(
+        &mut self,
+        sequence: Sequence,
+        mut table: BlockTable,
+        mut keys: PrefixKeys,
+        n_extra: usize,
+    ) {
         let mut found = PrefixMatch::default();
         self.pool.match_prefix(&mut keys, &sequence.tokens, &mut found);
         let expected = self.model.find(&sequence);
@@ -138,7 +161,6 @@ impl Pair {
         assert_eq!((found.n_blocks(), found.n_idle()), (to_u32(expected.len()), to_u32(n_idle)));
 
         let n_tokens = sequence.tokens.len() + n_extra;
-        self.history.push(sequence.tokens.clone());
         let has_room = self.pool.admit(&mut table, &found, to_u32(n_tokens));
         assert_eq!(has_room, self.model.admit(sequence, n_tokens));
         if has_room {
@@ -211,13 +233,12 @@ impl Pair {
         space
     }
 
-    fn release(&mut self, who: usize) -> usize {
-        let space = self.model.sequences[who].space;
-        let (mut table, _) = self.tables.swap_remove(who);
+    /// The sequence as it was, its empty table, and its keys.
+    fn release(&mut self, who: usize) -> (Sequence, BlockTable, PrefixKeys) {
+        let (mut table, keys) = self.tables.swap_remove(who);
         self.pool.release_table(&mut table);
         assert!(table.blocks().is_empty());
-        self.model.release(who);
-        space
+        (self.model.release(who), table, keys)
     }
 
     /// Compares the pool with its model; `space` is that of the sequence in question.
@@ -266,9 +287,9 @@ proptest! {
 
     #[test]
     fn the_pool_does_what_its_model_does(
-        n_blocks in 1..16_u32,
+        n_blocks in prop_oneof![1 => 1..8_u32, 4 => 8..33_u32],
         block_size in 1..5_u32,
-        ops in vec(op(), 1..120),
+        ops in vec(op(), 1..200),
     ) {
         let mut pair = Pair::new(n_blocks, block_size);
         for op in ops {

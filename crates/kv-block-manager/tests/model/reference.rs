@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use kv_block_manager::PrefixSpace;
 
-pub(crate) const SPACES: [PrefixSpace<'static>; 3] = [
+pub(crate) const SPACES: [PrefixSpace<'static>; 4] = [
     PrefixSpace { salt: None, drafted: false, n_lookahead: 0 },
     PrefixSpace { salt: None, drafted: true, n_lookahead: 1 },
     PrefixSpace { salt: Some(b"a"), drafted: true, n_lookahead: 2 },
+    PrefixSpace { salt: Some(b"b"), drafted: true, n_lookahead: 2 },
 ];
 
 /// What decides the KV of a position: the space, by its place in [`SPACES`], and all tokens up to
@@ -66,6 +67,11 @@ impl Reference {
             n_evictions: 0,
             slots: vec![vec![None; block_size]; n_blocks as usize],
         }
+    }
+
+    /// How many tokens all blocks hold.
+    pub(crate) fn n_slots(&self) -> usize {
+        self.slots.len() * self.block_size
     }
 
     pub(crate) fn n_free(&self) -> usize {
@@ -187,9 +193,10 @@ impl Reference {
         sequence.n_published = sequence.n_published.max(n_blocks);
     }
 
-    pub(crate) fn release(&mut self, who: usize) {
+    /// Takes a sequence out, and its blocks back, the last one first.
+    pub(crate) fn release(&mut self, who: usize) -> Sequence {
         let sequence = self.sequences.swap_remove(who);
-        for block in sequence.blocks.into_iter().rev() {
+        for &block in sequence.blocks.iter().rev() {
             if self.n_holders(block) > 0 {
                 continue;
             }
@@ -199,6 +206,7 @@ impl Reference {
                 self.free.push(block);
             }
         }
+        sequence
     }
 
     pub(crate) fn clear(&mut self) {
