@@ -128,7 +128,7 @@ fn flags_out_of_range_are_refused_by_name() {
         (&["--max-queue-wait", "NaN"], &["--max-queue-wait", "seconds above 0"]),
         (&["--max-queue-wait", "soon"], &["--max-queue-wait", "seconds above 0"]),
         (&["--max-queue-wait=-1"], &["--max-queue-wait", "seconds above 0"]),
-        (&["--max-queued-requests", "-1"], &["--max-queued-requests"]),
+        (&["--max-queued-requests=-1"], &["--max-queued-requests"]),
     ];
     for (args, expected) in table {
         fail_with(&with(args), expected);
