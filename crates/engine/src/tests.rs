@@ -364,8 +364,8 @@ fn siblings_have_events_of_their_own(mode: OutputMode) {
     let (sinks, events): (Vec<_>, Vec<_>) = (0..3).map(|_| channel(20)).unzip();
     let sinks = sinks.into_iter().map(|sink| Box::new(sink) as Box<dyn EventSink>).collect();
     handle.submit_all(request, sinks, None).unwrap();
-    assert_eq!(handle.stats().n_unfinished, 3);
     thread.drain();
+    assert_eq!(handle.stats().scheduler.n_finished, 3);
     for events in events {
         assert_eq!(read(events), ((3..23).collect(), FinishReason::MaxTokens));
     }
@@ -397,12 +397,13 @@ fn deadlines_end_requests_that_run_and_that_wait(mode: OutputMode) {
     wait_until(|| handle.stats().scheduler.blocks.n_used == 0);
 }
 
-/// Two run; the third has waited long enough, and those that run are not concerned.
+/// Two run; the third has waited long enough, and those that run are not concerned. The time is
+/// more than a machine under load takes to start the two.
 #[test]
 fn a_request_waits_no_longer_than_it_may() {
     let executor = Counting { fault: Arc::default(), queue: StepQueue::default() };
     let config =
-        EngineConfig { max_queue_wait: Some(Duration::from_millis(20)), ..EngineConfig::default() };
+        EngineConfig { max_queue_wait: Some(Duration::from_secs(1)), ..EngineConfig::default() };
     let (handle, _thread) =
         Engine::spawn(config, move || Ok::<_, ExecutorError>(executor)).unwrap();
     let running = [ENDLESS, ENDLESS].map(|max_tokens| submit(&handle, max_tokens));
