@@ -6,8 +6,8 @@ use crate::error::ConfigError;
 const MAX_COST: u32 = 10_000_000;
 /// Larger batches count as this many requests, so that no product overflows.
 const MAX_REQUESTS: u32 = 1 << 14;
-/// Longest time between two probes, in steps.
-const MAX_PROBE_INTERVAL: u32 = 1 << 16;
+/// Largest [`AdaptiveDrafting::probe_share`].
+const MAX_PROBE_SHARE: u32 = 1 << 16;
 
 /// 1 in the fixed-point numbers here.
 const ONE: u32 = 1 << 16;
@@ -60,7 +60,7 @@ impl DraftPolicy {
             ("drafting.costs.request", request, 1, MAX_COST),
             ("drafting.costs.draft_step", draft_step, 0, MAX_COST),
             ("drafting.costs.draft", draft, 0, MAX_COST),
-            ("drafting.probe_interval", rule.probe_interval, 1, MAX_PROBE_INTERVAL),
+            ("drafting.probe_share", rule.probe_share, 1, MAX_PROBE_SHARE),
         ];
         let outside = |&(_, value, min, max): &_| !(min..=max).contains(&value);
         match fields.into_iter().find(outside) {
@@ -77,16 +77,16 @@ impl DraftPolicy {
 /// A request whose drafts are accepted with probability `a` each, up to the first that is not,
 /// gets `1 + a + .. + a^k` tokens from a step with `k` drafts. The length is the `k` with the most
 /// tokens by the cost of the step, as if all requests of the batch were like this one and each
-/// draft cost a sixteenth more than it does. Where that is 0, one draft is made after every
-/// [`probe_interval`](Self::probe_interval) steps to find out whether drafts have become better,
-/// unless not even an accepted draft would pay. So the probes of a request cost less than
-/// `1 / probe_interval` of its steps.
+/// draft cost a sixteenth more than it does. Where that is 0, one draft is made now and then to
+/// find out whether drafts have become better, unless not even an accepted draft would pay. The
+/// cheaper a draft is beside a step, the sooner: all these probes together cost at most one part in
+/// [`probe_share`](Self::probe_share) of the request's steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdaptiveDrafting {
     /// What a step costs.
     pub costs: DraftingCosts,
-    /// Steps of a request without drafts before it tries one again, 1 to 65,536.
-    pub probe_interval: u32,
+    /// Probes cost at most one part in so many, 1 to 65,536.
+    pub probe_share: u32,
 }
 
 /// What a step of `n` requests with `k` drafts each costs:
@@ -110,7 +110,7 @@ pub struct DraftingCosts {
 impl Default for AdaptiveDrafting {
     fn default() -> Self {
         let costs = DraftingCosts { step: 580, request: 96, draft_step: 275, draft: 90 };
-        Self { costs, probe_interval: 32 }
+        Self { costs, probe_share: 64 }
     }
 }
 
@@ -133,8 +133,12 @@ impl AdaptiveDrafting {
             tokens += added;
             cost += a_draft;
         }
-        let is_probe_due = acceptance.n_idle >= self.probe_interval && a_draft < without_drafts;
-        if length == 0 && is_probe_due { k_max.min(1) } else { length }
+        let cost_since_draft = u64::from(acceptance.n_idle).saturating_mul(without_drafts);
+        let is_probe_due = cost_since_draft >= a_draft * u64::from(self.probe_share);
+        if length == 0 && is_probe_due && a_draft < without_drafts {
+            return k_max.min(1);
+        }
+        length
     }
 }
 
