@@ -1,7 +1,7 @@
 //! A bundled model behind an engine, and requests driven to their end.
 
 use anyhow::{Context, Result, ensure};
-use engine::{Engine, EngineConfig, EngineHandle, EngineThread, Events};
+use engine::{ChannelSink, Engine, EngineConfig, EngineHandle, EngineThread, EventSink, Events};
 use engine_types::{
     FinishReason, Request, RequestEvent, SamplingParams, SpecDecodeStats, StepExecutor, TokenId,
     Usage,
@@ -177,14 +177,45 @@ pub fn submit_salted(
     params: SamplingParams,
     cache_salt: Option<&[u8]>,
 ) -> Result<Events, engine::SubmitError> {
-    // A step emits at least one token, so that no request has more events than tokens.
-    let (sink, events) = engine::channel(params.max_tokens as usize);
-    let id = engine.next_request_id();
-    let cache_salt = cache_salt.map(<[u8]>::to_vec);
-    let prompt = prompt.to_vec();
-    let request = Request { id, prompt, params, cache_salt, priority: 0, siblings: vec![] };
+    let mut request = request(engine, prompt, params);
+    request.cache_salt = cache_salt.map(<[u8]>::to_vec);
+    let (sink, events) = channel(&request);
     engine.submit(request, Box::new(sink))?;
     Ok(events)
+}
+
+/// As [`submit`], with `n` continuations of the prompt, each with its events.
+///
+/// # Errors
+///
+/// As [`submit`].
+pub fn submit_n(
+    engine: &EngineHandle,
+    prompt: &[TokenId],
+    params: SamplingParams,
+    n: usize,
+) -> Result<Vec<Events>, engine::SubmitError> {
+    let mut request = request(engine, prompt, params);
+    request.siblings = (1..n).map(|_| engine.next_request_id()).collect();
+    let (mut sinks, mut events) = (Vec::<Box<dyn EventSink>>::new(), vec![]);
+    for _ in 0..n {
+        let (sink, of_sink) = channel(&request);
+        sinks.push(Box::new(sink));
+        events.push(of_sink);
+    }
+    engine.submit_all(request, sinks, None)?;
+    Ok(events)
+}
+
+fn request(engine: &EngineHandle, prompt: &[TokenId], params: SamplingParams) -> Request {
+    let id = engine.next_request_id();
+    let prompt = prompt.to_vec();
+    Request { id, prompt, params, cache_salt: None, priority: 0, siblings: vec![] }
+}
+
+/// A step emits at least one token, so that no request has more events than tokens.
+fn channel(request: &Request) -> (ChannelSink, Events) {
+    engine::channel(request.params.max_tokens as usize)
 }
 
 /// Waits for the end of a request and checks its events and its counts against each other.

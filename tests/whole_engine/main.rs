@@ -41,6 +41,8 @@ macro_rules! on_both {
 
 mod bad_input;
 mod coarse_numbers;
+mod deferred;
+mod forks;
 mod grpc;
 mod index_share;
 mod oracle_tokens;
