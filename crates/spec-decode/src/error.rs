@@ -25,8 +25,19 @@ pub enum SpecDecodeError {
     },
     /// A draft step failed.
     Draft(DraftError),
-    /// A draft's token could not be chosen.
+    /// A token could not be chosen.
     Sampler(SamplerError),
+    /// Synthetic acceptance cannot be had as asked for.
+    SyntheticAcceptance {
+        /// Which option.
+        option: &'static str,
+        /// Its value.
+        value: f64,
+        /// The smallest value that it may have.
+        least: f64,
+        /// The largest value that it may have.
+        most: f64,
+    },
 }
 
 impl fmt::Display for SpecDecodeError {
@@ -43,7 +54,10 @@ impl fmt::Display for SpecDecodeError {
                  {MAX_SPECULATIVE_TOKENS}"
             ),
             Self::Draft(error) => error.fmt(f),
-            Self::Sampler(error) => write!(f, "no draft could be chosen: {error}"),
+            Self::Sampler(error) => write!(f, "no token could be chosen: {error}"),
+            Self::SyntheticAcceptance { option, value, least, most } => {
+                write!(f, "the acceptance {option} is {value}, it must lie in [{least}, {most}]")
+            }
         }
     }
 }
@@ -51,7 +65,9 @@ impl fmt::Display for SpecDecodeError {
 impl std::error::Error for SpecDecodeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::NoMtpLayers { .. } | Self::TooManyDrafts { .. } => None,
+            Self::NoMtpLayers { .. }
+            | Self::TooManyDrafts { .. }
+            | Self::SyntheticAcceptance { .. } => None,
             Self::Draft(error) => error.source(),
             Self::Sampler(error) => Some(error),
         }

@@ -1,12 +1,16 @@
 //! Draft proposal and rejection sampling, for any model that can take a draft step.
 //!
 //! **Owns** the loop of draft steps ([`EagleProposer`]), the index arrays of a verify step
-//! ([`SpecDecodeMetadata`]), greedy verification ([`AcceptedRuns`]), and the trait that a model
-//! implements to draft ([`DraftModel`]). **Must not know** any model, weights, requests, or how KV
-//! blocks are owned.
+//! ([`SpecDecodeMetadata`]), greedy verification and rejection sampling ([`AcceptedRuns`]), the
+//! synthetic acceptance of benches ([`SyntheticAcceptance`]), and the trait that a model implements
+//! to draft ([`DraftModel`]). **Must not know** any model, weights, requests, or how KV blocks are
+//! owned.
 //!
-//! Invariants: drafts never change what a run emits, only how long it is; each draft step's layout
-//! is built from its own batch; a sequence's drafts do not depend on its batch mates \[INV-11].
+//! Invariants: drafts never change what a run emits (its distribution, where tokens are sampled),
+//! only how long it is; each draft step's layout is built from its own batch; a sequence's drafts
+//! and runs do not depend on its batch mates \[INV-11].
+//!
+//! [`oracle`] verifies one window at a time with plain f64 loops, for tests.
 //!
 //! # Example
 //!
@@ -30,8 +34,11 @@ mod draft_model;
 mod error;
 mod index_share;
 mod metadata;
+pub mod oracle;
 mod proposer;
 mod rejection;
+mod sampled;
+mod synthetic;
 
 pub use draft_model::{DraftError, DraftInput, DraftModel, DraftOutput};
 pub use error::SpecDecodeError;
@@ -39,3 +46,5 @@ pub use index_share::{DraftMethod, IndexShare, IndexShareFacts};
 pub use metadata::SpecDecodeMetadata;
 pub use proposer::{DraftSeq, EagleProposer, Proposal};
 pub use rejection::AcceptedRuns;
+pub use sampled::DraftProbs;
+pub use synthetic::SyntheticAcceptance;

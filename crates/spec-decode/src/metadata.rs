@@ -91,6 +91,16 @@ impl SpecDecodeMetadata {
         &self.bonus_logits_indices
     }
 
+    /// Each sequence's first logits row and its drafts.
+    pub(crate) fn windows(&self) -> impl Iterator<Item = (usize, &[TokenId])> {
+        let mut drafts = self.draft_token_ids.as_slice();
+        self.num_draft_tokens.iter().zip(&self.bonus_logits_indices).map(move |(&n, &bonus)| {
+            let (own, later) = drafts.split_at(n as usize);
+            drafts = later;
+            (bonus as usize - own.len(), own)
+        })
+    }
+
     /// Row of the packed batch behind each logits row, `[D + B]`, ascending.
     #[must_use]
     pub fn logits_rows(&self) -> &[i64] {

@@ -1,14 +1,20 @@
-//! Greedy verification: which drafts the target confirms, and the one token that it adds.
+//! Verification: which drafts the target confirms, and the one token that it adds.
 
 use engine_types::TokenId;
+use sampler::{RowFault, SamplingRow};
+use tch::Tensor;
 
+use crate::error::SpecDecodeError;
 use crate::metadata::SpecDecodeMetadata;
+use crate::sampled::{Choices, DraftProbs};
+use crate::synthetic::SyntheticAcceptance;
 
 /// The accepted run of each sampling sequence; buffers are reused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcceptedRuns {
     tokens: Vec<TokenId>,
     ends: Vec<usize>,
+    faults: Vec<(usize, RowFault)>,
 }
 
 impl AcceptedRuns {
@@ -25,18 +31,97 @@ impl AcceptedRuns {
     /// If `target_ids` does not hold one id for each logits row.
     pub fn verify_greedy(&mut self, metadata: &SpecDecodeMetadata, target_ids: &[TokenId]) {
         assert_eq!(target_ids.len(), metadata.n_logits(), "one target id for each logits row");
-        self.tokens.clear();
-        self.ends.clear();
-        let per_seq = metadata.num_draft_tokens().iter().zip(metadata.bonus_logits_indices());
-        let mut drafts = metadata.draft_token_ids();
-        for (&n_drafts, &bonus) in per_seq {
-            let (own, later) = drafts.split_at(n_drafts as usize);
-            drafts = later;
-            let choices = &target_ids[bonus as usize - own.len()..=bonus as usize];
-            let n_accepted = own.iter().zip(choices).take_while(|(d, t)| d == t).count();
+        self.clear();
+        for (first, drafts) in metadata.windows() {
+            let choices = &target_ids[first..=first + drafts.len()];
+            let n_accepted = drafts.iter().zip(choices).take_while(|(d, t)| d == t).count();
             self.tokens.extend_from_slice(&choices[..=n_accepted]);
             self.ends.push(self.tokens.len());
         }
+    }
+
+    /// Verifies the drafts of all sequences of `metadata` against the target's `logits`, one row
+    /// for each logits row, `[metadata.n_logits(), vocab]`, with the parameters of `rows`.
+    ///
+    /// A greedy sequence is verified as in [`AcceptedRuns::verify_greedy`], by the largest
+    /// processed logit. In a sampled one, the runs are distributed exactly as tokens drawn from
+    /// the target one by one. Let `p` be a row's [`Distribution`](sampler::Distribution), after
+    /// every processor and with the drafts before the row counted as history, and `q` what its
+    /// draft `d` was drawn from, 1 at `d` for a draft that was chosen otherwise:
+    ///
+    /// * `d` is accepted with probability `min(1, p(d) / q(d))`;
+    /// * the first rejected one is replaced by a draw from `max(p - q, 0)`, normalised;
+    /// * behind a wholly accepted window the bonus token is drawn from `p`.
+    ///
+    /// If `p` and `q` differ by rounding alone, a rejection can leave `max(p - q, 0)` all zero. The
+    /// token is then drawn from `p`, from which it differs by as much.
+    ///
+    /// `draft_probs` is absent if no draft was sampled. Runs and counts cross to the host in one
+    /// copy. A sequence whose run ends at a row without a token has a [fault](Self::fault), and no
+    /// other sequence notices.
+    ///
+    /// # Errors
+    ///
+    /// [`SpecDecodeError`] if a tensor operation fails; there are no runs then.
+    ///
+    /// # Panics
+    ///
+    /// If `rows` or `draft_probs` do not match the metadata, or a parameter holds an id outside
+    /// the vocabulary.
+    pub fn verify(
+        &mut self,
+        metadata: &SpecDecodeMetadata,
+        logits: &Tensor,
+        rows: &[SamplingRow<'_>],
+        draft_probs: Option<DraftProbs<'_>>,
+    ) -> Result<(), SpecDecodeError> {
+        self.clear();
+        let choices = Choices::of(metadata, logits, rows, draft_probs)?;
+        for (seq, (first, drafts)) in metadata.windows().enumerate() {
+            let (n_accepted, code) = choices.of_window(seq, first, drafts);
+            match TokenId::try_from(code) {
+                Ok(token) => {
+                    self.tokens.extend_from_slice(&drafts[..n_accepted]);
+                    self.tokens.push(token);
+                }
+                Err(_) => {
+                    let row_idx = first + n_accepted;
+                    self.faults.push((seq, sampler::explain(code, row_idx, &rows[row_idx])));
+                }
+            }
+            self.ends.push(self.tokens.len());
+        }
+        Ok(())
+    }
+
+    /// Accepts drafts by the schedule of `synthetic`, whatever the target says: its choices,
+    /// `target_ids` as in [`AcceptedRuns::verify_greedy`], only end the runs. For benches; the
+    /// text is meaningless. `step` counts verify steps and keys their noise.
+    ///
+    /// # Panics
+    ///
+    /// If `target_ids` does not hold one id for each logits row.
+    pub fn verify_synthetic(
+        &mut self,
+        metadata: &SpecDecodeMetadata,
+        target_ids: &[TokenId],
+        synthetic: &SyntheticAcceptance,
+        step: u64,
+    ) {
+        assert_eq!(target_ids.len(), metadata.n_logits(), "one target id for each logits row");
+        self.clear();
+        for (first, drafts) in metadata.windows() {
+            let n_accepted = synthetic.n_accepted(step, first, drafts.len());
+            self.tokens.extend_from_slice(&drafts[..n_accepted]);
+            self.tokens.push(target_ids[first + n_accepted]);
+            self.ends.push(self.tokens.len());
+        }
+    }
+
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.ends.clear();
+        self.faults.clear();
     }
 
     /// Number of sequences, in the order of the metadata.
@@ -45,17 +130,24 @@ impl AcceptedRuns {
         self.ends.len()
     }
 
-    /// The accepted run of sequence `seq`: its accepted drafts and one token of the target.
+    /// The accepted run of sequence `seq`: its accepted drafts and one token of the target. Empty
+    /// if the sequence has a fault.
     #[must_use]
     pub fn run(&self, seq: usize) -> &[TokenId] {
         let start = if seq == 0 { 0 } else { self.ends[seq - 1] };
         &self.tokens[start..self.ends[seq]]
     }
 
-    /// How many drafts of sequence `seq` were accepted.
+    /// How many drafts of sequence `seq` were accepted; 0 if it has a fault.
     #[must_use]
     pub fn n_accepted(&self, seq: usize) -> usize {
-        self.run(seq).len() - 1
+        self.run(seq).len().saturating_sub(1)
+    }
+
+    /// Why sequence `seq` has no run.
+    #[must_use]
+    pub fn fault(&self, seq: usize) -> Option<&RowFault> {
+        self.faults.iter().find(|(faulty, _)| *faulty == seq).map(|(_, fault)| fault)
     }
 }
 

@@ -1,0 +1,210 @@
+//! The device side of verification: all rows of a step at once.
+
+use engine_types::TokenId;
+use sampler::{Distribution, Purpose, SamplingRow, choose, greedy_of_processed, select};
+use tch::{Device, Kind, TchError, Tensor};
+
+use crate::error::SpecDecodeError;
+use crate::metadata::SpecDecodeMetadata;
+
+/// What the drafts of a step were drawn from.
+#[derive(Clone, Copy, Debug)]
+pub struct DraftProbs<'a> {
+    /// Distributions, `[*, vocab]`, of any floating-point kind, on the device of the logits.
+    pub probs: &'a Tensor,
+    /// For each draft of the metadata the row of `probs` that it was drawn from; none if it was
+    /// not drawn but chosen.
+    pub rows: &'a [Option<u32>],
+}
+
+/// What the host needs of a verified step.
+pub(crate) struct Choices {
+    /// The target's choice at each logits row of greedy sequences.
+    greedy: Vec<i64>,
+    /// Accepted drafts and the token behind them, of each sampled sequence.
+    sampled: Vec<Option<(usize, i64)>>,
+}
+
+impl Choices {
+    pub(crate) fn of(
+        metadata: &SpecDecodeMetadata,
+        logits: &Tensor,
+        rows: &[SamplingRow<'_>],
+        draft_probs: Option<DraftProbs<'_>>,
+    ) -> Result<Self, SpecDecodeError> {
+        assert_eq!(rows.len(), metadata.n_logits(), "one row for each logits row");
+        if let Some(DraftProbs { rows, .. }) = draft_probs {
+            assert_eq!(rows.len(), metadata.draft_token_ids().len(), "one entry for each draft");
+        }
+        let (greedy_rows, sampled_rows): (Vec<usize>, Vec<usize>) =
+            (0..rows.len()).partition(|&row_idx| rows[row_idx].params.is_greedy());
+        let mut outputs = Vec::new();
+        if !greedy_rows.is_empty() {
+            let (logits, rows) = select(logits, rows, &greedy_rows)?;
+            outputs.push(greedy_of_processed(&logits, &rows)?);
+        }
+        let windows = Windows::of(metadata, rows, draft_probs);
+        if !sampled_rows.is_empty() {
+            let (logits, rows) = select(logits, rows, &sampled_rows)?;
+            let q = draft_probs.map(|draft_probs| draft_probs.probs);
+            outputs.push(windows.verify(&Distribution::new(&logits, &rows)?, q)?.f_view(-1)?);
+        }
+        let mut choices =
+            Self { greedy: vec![0; rows.len()], sampled: vec![None; metadata.n_seqs()] };
+        if outputs.is_empty() {
+            return Ok(choices);
+        }
+        let output = Vec::<i64>::try_from(&Tensor::f_cat(&outputs, 0)?)?;
+        let (of_greedy, of_sampled) = output.split_at(greedy_rows.len());
+        for (&row_idx, &code) in greedy_rows.iter().zip(of_greedy) {
+            choices.greedy[row_idx] = code;
+        }
+        for (&seq, pair) in windows.seqs.iter().zip(of_sampled.chunks_exact(2)) {
+            choices.sampled[seq] = Some((pair[0] as usize, pair[1]));
+        }
+        Ok(choices)
+    }
+
+    /// How many of `drafts` are accepted, and the token behind them or a negative code.
+    pub(crate) fn of_window(&self, seq: usize, first: usize, drafts: &[TokenId]) -> (usize, i64) {
+        self.sampled[seq].unwrap_or_else(|| {
+            let choices = &self.greedy[first..=first + drafts.len()];
+            let is_same = |(&draft, &choice): (&TokenId, &i64)| i64::from(draft) == choice;
+            let n_accepted = drafts.iter().zip(choices).take_while(|&pair| is_same(pair)).count();
+            (n_accepted, choices[n_accepted])
+        })
+    }
+}
+
+/// The verify windows of the sampled sequences. Rows are counted among theirs, `R` of `B` windows.
+#[derive(Debug, Default)]
+struct Windows {
+    /// Which sequence of the step each window is, `[B]`.
+    seqs: Vec<usize>,
+    /// First row of each window, `[B]`.
+    first: Vec<i64>,
+    n_drafts: Vec<i64>,
+    /// Draft that each row checks, `[R]`; 0 for a bonus row.
+    drafts: Vec<i64>,
+    /// Row of the draft probabilities of each row, `[R]`; negative where there is none.
+    q_rows: Vec<i64>,
+    /// 1 for a row that checks a chosen draft, `[R]`, else 0.
+    is_one_hot: Vec<i64>,
+    /// Uniform numbers that accept, `[R]`; infinite for a bonus row, which accepts nothing.
+    accept: Vec<f64>,
+    /// Uniform numbers that choose, `[R]`.
+    choose: Vec<f64>,
+}
+
+impl Windows {
+    fn of(
+        metadata: &SpecDecodeMetadata,
+        rows: &[SamplingRow<'_>],
+        draft_probs: Option<DraftProbs<'_>>,
+    ) -> Self {
+        let mut windows = Self::default();
+        let mut n_before = 0;
+        for (seq, (first, drafts)) in metadata.windows().enumerate() {
+            let own = &rows[first..=first + drafts.len()];
+            let is_greedy = own[0].params.is_greedy();
+            assert!(own.iter().all(|row| row.params.is_greedy() == is_greedy), "one request");
+            if !is_greedy {
+                windows.seqs.push(seq);
+                windows.first.push(windows.drafts.len() as i64);
+                windows.n_drafts.push(drafts.len() as i64);
+                for (at, (row, &draft)) in own.iter().zip(drafts).enumerate() {
+                    let q_row = draft_probs.and_then(|q| q.rows[n_before + at]);
+                    windows.push_draft(row, draft, q_row);
+                }
+                windows.push_bonus(&own[drafts.len()]);
+            }
+            n_before += drafts.len();
+        }
+        windows
+    }
+
+    fn push_draft(&mut self, row: &SamplingRow<'_>, draft: TokenId, q_row: Option<u32>) {
+        self.drafts.push(i64::from(draft));
+        self.q_rows.push(q_row.map_or(-1, i64::from));
+        self.is_one_hot.push(i64::from(q_row.is_none()));
+        self.accept.push(row.uniform(Purpose::Accept));
+        self.choose.push(row.uniform(Purpose::Recover));
+    }
+
+    fn push_bonus(&mut self, row: &SamplingRow<'_>) {
+        self.drafts.push(0);
+        self.q_rows.push(-1);
+        self.is_one_hot.push(0);
+        self.accept.push(f64::INFINITY);
+        self.choose.push(row.uniform(Purpose::Sample));
+    }
+
+    /// Accepted drafts and the token behind them, i64 `[B, 2]`.
+    fn verify(&self, target: &Distribution, q: Option<&Tensor>) -> Result<Tensor, SpecDecodeError> {
+        let p = target.probs();
+        let device = p.device();
+        let drafts = upload(&self.drafts, device)?;
+        let p_of_draft = p.f_gather(-1, &drafts.f_unsqueeze(-1)?, false)?;
+        let mut threshold = upload(&self.accept, device)?;
+        if let Some(q) = q {
+            let _ = threshold.f_mul_(&self.q_of_drafts(q)?)?;
+        }
+        // `u < p / q` without the division: a draft with q = 0 is accepted if p allows it at all.
+        let is_accepted = threshold.f_lt_tensor(&p_of_draft.f_squeeze_dim(-1)?)?;
+        let n_accepted = self.first_stop(&is_accepted.f_logical_not()?)?;
+        let stop = upload(&self.first, device)?.f_add(&n_accepted)?;
+
+        let at_stop = |values: &Tensor| values.f_index_select(0, &stop);
+        let p = at_stop(p)?;
+        let draft = at_stop(&drafts)?.f_unsqueeze(-1)?;
+        let is_one_hot = at_stop(&upload(&self.is_one_hot, device)?)?.f_unsqueeze(-1)?.f_gt(0)?;
+        let kept = at_stop(&p_of_draft)?.f_masked_fill(&is_one_hot, 0.0)?;
+        let mut weights = p.f_scatter(-1, &draft, &kept)?;
+        if let Some(q) = q {
+            let q_rows = at_stop(&upload(&self.q_rows, device)?)?;
+            weights = residual(&weights, &p, q, &q_rows)?;
+        }
+        let chosen = choose(&weights, &at_stop(&upload(&self.choose, device)?)?)?;
+        let codes = at_stop(target.codes())?;
+        let chosen = codes.f_where_self(&codes.f_lt(0)?, &chosen)?;
+        Ok(Tensor::f_stack(&[n_accepted, chosen], -1)?)
+    }
+
+    /// `q(d)` of each row's draft, f64 `[R]`; 1 where it was chosen, and in bonus rows.
+    fn q_of_drafts(&self, q: &Tensor) -> Result<Tensor, TchError> {
+        let (_, vocab) = q.size2()?;
+        let device = q.device();
+        let drawn = (0..).zip(&self.q_rows).filter(|&(_, &q_row)| q_row >= 0);
+        let (rows, elements): (Vec<i64>, Vec<i64>) =
+            drawn.map(|(row, q_row)| (row, q_row * vocab + self.drafts[row as usize])).unzip();
+        let of_drawn = q.f_reshape(-1)?.f_index_select(0, &upload(&elements, device)?)?;
+        let ones = Tensor::f_ones(self.drafts.len() as i64, (Kind::Double, device))?;
+        ones.f_index_copy(0, &upload(&rows, device)?, &of_drawn.f_to_kind(Kind::Double)?)
+    }
+
+    /// Place in its window of each window's first row that stops, i64 `[B]`. The bonus row stops.
+    fn first_stop(&self, stops: &Tensor) -> Result<Tensor, TchError> {
+        let width = 1 + self.n_drafts.iter().max().copied().unwrap_or(0);
+        let places: Vec<i64> = (self.first.iter().zip(&self.n_drafts))
+            .flat_map(|(&first, &n_drafts)| (0..width).map(move |at| first + at.min(n_drafts)))
+            .collect();
+        let stops =
+            stops.f_to_kind(Kind::Int64)?.f_index_select(0, &upload(&places, stops.device())?)?;
+        // The first of equal maxima.
+        stops.f_view([-1, width])?.f_argmax(-1, false)
+    }
+}
+
+/// `max(weights - q, 0)` in rows with a `q_row` that is not negative; `p` where that is all zero.
+fn residual(weights: &Tensor, p: &Tensor, q: &Tensor, q_rows: &Tensor) -> Result<Tensor, TchError> {
+    let has_none = q_rows.f_lt(0)?.f_unsqueeze(-1)?;
+    let q = q.f_index_select(0, &q_rows.f_clamp_min(0)?)?.f_to_kind(Kind::Double)?;
+    let q = q.f_masked_fill(&has_none, 0.0)?;
+    let left = weights.f_sub(&q)?.f_clamp_min(0.0)?;
+    let is_empty = left.f_amax([-1i64].as_slice(), true)?.f_eq(0.0)?;
+    p.f_where_self(&is_empty, &left)
+}
+
+fn upload<T: tch::kind::Element>(values: &[T], device: Device) -> Result<Tensor, TchError> {
+    Tensor::f_from_slice(values)?.f_to_device(device)
+}
