@@ -27,7 +27,9 @@ fn adaptive_drafting_keeps_up_with_the_best_fixed_length() {
             n += 1.0;
             lengths.push(found.mean_length);
         }
-        assert!(lengths.is_sorted_by(|a, b| a >= b), "{}: {lengths:?}", workload.name);
+        // Where only probes are left, the texts decide how many fit.
+        let is_no_longer = |a: &f64, b: &f64| *b < a + 0.01;
+        assert!(lengths.is_sorted_by(is_no_longer), "{}: {lengths:?}", workload.name);
     }
     assert!(sum / n > 0.99, "{} on average", sum / n);
 }
