@@ -83,7 +83,9 @@ impl Entry {
         };
         let n_prompt = to_u32(request.prompt.len());
         let n_tokens = n_prompt.saturating_add(request.params.max_tokens).min(limits.max_model_len);
-        let n_blocks = blocks_for(n_tokens + k, limits.block_size).min(limits.num_blocks);
+        // Before the last token, k drafts may be in flight, k verified and k proposed.
+        let n_written = n_tokens.saturating_add(3 * k).min(limits.max_model_len);
+        let n_blocks = blocks_for(n_written, limits.block_size).min(limits.num_blocks);
         let mut tokens = request.prompt;
         // Drafts stand behind the tokens for a moment while a row is planned.
         tokens.reserve_exact((n_tokens + k).saturating_sub(n_prompt) as usize);

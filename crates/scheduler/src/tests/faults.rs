@@ -1,6 +1,6 @@
 //! Published fault cases, by number.
 
-use engine_types::{FinishReason, RequestId, StepOutcome};
+use engine_types::{FinishReason, RequestId};
 
 use super::support::{Rig, caching, config, limits, request};
 use crate::{ConfigError, Scheduler, SchedulerConfig, SubmitError};
@@ -14,10 +14,10 @@ fn verified_run(run: [u32; 4], ignore_eos: bool) -> Rig {
     rig.scheduler.submit(request).unwrap();
     for (tokens, n_accepted, drafts) in [(&[8][..], 0, &run[..3]), (&run[..], 3, &[9; 3])] {
         rig.plan();
-        let mut outcome = StepOutcome::default();
-        outcome.push_row(RequestId(1), tokens, n_accepted, drafts);
-        rig.scheduler.apply(&rig.plan, &outcome, &mut rig.events);
-        rig.scheduler.check_invariants();
+        rig.collect(|_, outcome| {
+            outcome.push_row(RequestId(1), tokens, n_accepted, drafts);
+            Ok(())
+        });
     }
     rig
 }

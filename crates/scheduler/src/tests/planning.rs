@@ -140,7 +140,7 @@ fn a_failed_step_fails_its_requests_alone() {
     rig.submit(1, 4, 4);
     rig.submit(2, 4, 4);
     rig.plan();
-    rig.scheduler.fail_step(&rig.plan, "broken", &mut rig.events);
+    rig.fail();
     rig.drain();
     let failed = engine_types::FinishReason::Failed("broken".to_owned());
     assert_eq!(rig.reason(1), Some(failed));

@@ -182,8 +182,7 @@ fn a_failed_step_caches_nothing() {
     let mut rig = Rig::new(caching(0), limits(4, 16));
     rig.submit(1, 9, 4);
     rig.plan();
-    rig.scheduler.fail_step(&rig.plan, "broken", &mut rig.events);
-    rig.scheduler.check_invariants();
+    rig.fail();
     assert_eq!(rig.reason(1), Some(FinishReason::Failed("broken".to_owned())));
     let blocks = rig.stats().blocks;
     assert_eq!((blocks.n_free, blocks.n_cached), (16, 0));

@@ -52,8 +52,9 @@ fn siblings_have_ids_and_streams_of_their_own() {
         let mut rig = Rig::new(config(mode, 0), limits(4, 10));
         let siblings = vec![RequestId(8), RequestId(9)];
         let request = Request { siblings, ..request(7, &text(0..6), params(3)) };
-        rig.scheduler.submit(request.clone()).expect("there is room for all");
-        assert_eq!(rig.scheduler.submit(request), Err(SubmitError::DuplicateId(RequestId(7))));
+        assert_eq!(rig.submit_request(request.clone(), &[]), Ok(()));
+        let again = rig.submit_request(request, &[]);
+        assert_eq!(again, Err(SubmitError::DuplicateId(RequestId(7))));
         rig.drain();
         for id in [7, 8, 9] {
             assert_eq!(rig.tokens(id), text(6..9));

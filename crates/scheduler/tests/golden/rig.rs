@@ -2,7 +2,9 @@
 //!
 //! Each request has a text, by default the token `1000 + p` at position `p`. The executor continues
 //! it, drafts its first `n_right` tokens right and the others wrong, and checks that what it is
-//! fed is the text: a token that was made up, lost or doubled shows at once.
+//! fed is the text: a token that was made up, lost or doubled shows at once. Each slot of its KV
+//! holds a hash of all tokens up to its position, so that a row that reads a slot which was not
+//! written, or for another text, shows as well.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,7 +13,7 @@ use engine_types::{
     RequestEvent, RequestId, SamplingParams, StepExecutor, StepOutcome, StepPlan, StepQueue,
     TokenId, TokensEvent, Usage,
 };
-use scheduler::{Scheduler, SchedulerConfig, SchedulerStats};
+use scheduler::{Scheduler, SchedulerConfig, SchedulerStats, SubmitError};
 
 pub(crate) const BOTH: [OutputMode; 2] = [OutputMode::Immediate, OutputMode::Deferred];
 pub(crate) const EOS: TokenId = 2;
@@ -64,24 +66,69 @@ pub(crate) fn text(range: std::ops::Range<u32>) -> Vec<TokenId> {
     range.map(|position| 1000 + position).collect()
 }
 
+/// What a request says, from its prompt on.
+#[derive(Default)]
+struct Text {
+    tokens: Vec<TokenId>,
+    /// What the hashes of its KV begin with: requests of different salts share nothing.
+    root: u64,
+}
+
+/// The hash of a text behind `hash`, followed by `token`.
+fn chained(hash: u64, token: TokenId) -> u64 {
+    let mixed = (hash ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ (mixed >> 29)) | 1
+}
+
 /// The executor: a language model that knows every text.
 struct Model {
     limits: ExecutorLimits,
     queue: StepQueue,
     tables: BlockTables,
-    texts: HashMap<RequestId, Vec<TokenId>>,
+    texts: HashMap<RequestId, Text>,
+    /// By slot; 0 where nothing was written.
+    kv: Vec<u64>,
     n_right: u32,
+    fails_next: bool,
     /// The rows of the last step that ran, with their tokens.
     ran: Vec<(PlanRow, Vec<TokenId>)>,
 }
 
 impl Model {
     fn token(&self, id: RequestId, position: u32) -> TokenId {
-        let text = self.texts.get(&id);
-        text.and_then(|text| text.get(position as usize)).copied().unwrap_or(1000 + position)
+        let tokens = &self.texts[&id].tokens;
+        tokens.get(position as usize).copied().unwrap_or(1000 + position)
+    }
+
+    /// Reads the KV in front of a row and writes that of its tokens.
+    fn attend(&mut self, row: &PlanRow, tokens: &[TokenId]) {
+        let block_size = self.limits.block_size as usize;
+        let (id, blocks) = (row.request_id, self.tables.blocks(row.table));
+        let n_written = row.n_computed + row.n_query + row.n_propose.saturating_sub(1);
+        assert!(blocks.len() * block_size >= n_written as usize, "{id}: KV has a place");
+        let slot = |position: u32| {
+            let position = position as usize;
+            blocks[position / block_size].0 as usize * block_size + position % block_size
+        };
+        let mut hash = self.texts[&id].root;
+        for position in 0..row.n_computed {
+            hash = chained(hash, self.token(id, position));
+            assert_eq!(self.kv[slot(position)], hash, "{id}: KV of position {position}");
+        }
+        for position in row.n_computed..n_written {
+            let idx = (position - row.n_computed) as usize;
+            // Behind the tokens the drafter writes what is no KV of the text.
+            hash = tokens.get(idx).map_or(0, |token| chained(hash, *token));
+            self.kv[slot(position)] = if self.fails_next { 0 } else { hash };
+        }
     }
 
     fn answer(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) {
+        let block_size = self.limits.block_size as usize;
+        for copy in plan.copies() {
+            let [from, to] = [copy.from, copy.to].map(|block| block.0 as usize * block_size);
+            self.kv.copy_within(from..from + block_size, to);
+        }
         self.tables.update(plan);
         self.ran = plan.rows().iter().map(|row| (*row, plan.tokens(row).to_vec())).collect();
         let mut rows: Vec<&PlanRow> = plan.rows().iter().collect();
@@ -95,9 +142,7 @@ impl Model {
             for (position, token) in (row.n_computed..).zip(known) {
                 assert_eq!(*token, self.token(id, position), "{id} at {position}");
             }
-            let n_written = row.n_computed + row.n_query + row.n_propose.saturating_sub(1);
-            let n_slots = self.tables.blocks(row.table).len() * self.limits.block_size as usize;
-            assert!(n_slots >= n_written as usize, "{id}: KV has a place");
+            self.attend(row, plan.tokens(row));
 
             let next = row.n_computed + n_known;
             let is_right =
@@ -129,7 +174,10 @@ impl StepExecutor for Model {
         let mut queue = std::mem::take(&mut self.queue);
         let result = queue.collect(outcome, |plan, outcome| {
             self.answer(plan, outcome);
-            Ok(())
+            match std::mem::take(&mut self.fails_next) {
+                true => Err(ExecutorError::Step("as the test asked".to_owned())),
+                false => Ok(()),
+            }
         });
         self.queue = queue;
         result
@@ -161,7 +209,9 @@ impl Rig {
                 queue: StepQueue::default(),
                 tables: BlockTables::default(),
                 texts: HashMap::new(),
+                kv: vec![0; (limits.num_blocks * limits.block_size) as usize],
                 n_right: 8,
+                fails_next: false,
                 ran: vec![],
             },
             n_in_flight_max,
@@ -191,9 +241,27 @@ impl Rig {
         output: &[TokenId],
         params: SamplingParams,
     ) {
-        self.model.texts.insert(RequestId(id), [prompt, output].concat());
-        let submitted = self.scheduler.submit(request(id, prompt, params));
+        let submitted = self.submit_request(request(id, prompt, params), output);
         submitted.expect("the request can be served");
+    }
+
+    /// Submits a request, which may be refused; its siblings say the same.
+    pub(crate) fn submit_request(
+        &mut self,
+        request: Request,
+        output: &[TokenId],
+    ) -> Result<(), SubmitError> {
+        let root = request
+            .cache_salt
+            .iter()
+            .flatten()
+            .fold(1, |hash, byte| chained(hash, TokenId::from(*byte)));
+        let ids = std::iter::once(request.id).chain(request.siblings.iter().copied());
+        let texts: Vec<(RequestId, Text)> =
+            ids.map(|id| (id, Text { tokens: [&request.prompt, output].concat(), root })).collect();
+        self.scheduler.submit(request)?;
+        self.model.texts.extend(texts);
+        Ok(())
     }
 
     /// Plans a step and launches it; false if there is none to launch.
@@ -219,6 +287,16 @@ impl Rig {
         &self.model.ran
     }
 
+    /// Lets the oldest step fail.
+    pub(crate) fn fail(&mut self) {
+        let plan = self.in_flight.pop_front().expect("a step was launched");
+        self.model.fails_next = true;
+        let failed = self.model.collect(&mut StepOutcome::default());
+        let message = failed.expect_err("the model fails").to_string();
+        self.scheduler.fail_step(&plan, &message, &mut self.events);
+        self.scheduler.check_invariants();
+    }
+
     /// One round of the engine's loop: plans a step and, where as many as may be are in flight or
     /// nothing can be planned, waits for the oldest. False once nothing is left to do.
     pub(crate) fn step(&mut self) -> bool {
@@ -230,7 +308,8 @@ impl Rig {
         has_work
     }
 
-    fn is_full(&self) -> bool {
+    /// Whether as many steps as may be are in flight.
+    pub(crate) fn is_full(&self) -> bool {
         self.in_flight.len() == self.n_in_flight_max
     }
 
