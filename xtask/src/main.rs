@@ -79,7 +79,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "sim",
-        usage: "[--seeds N] [--minutes M] [--start S] [--seed S]",
+        usage: "[--seeds N] [--minutes M] [--seed S]",
         about: "Run the control plane against a hash language model",
         help: sim::HELP,
         run: sim::run,

@@ -105,7 +105,12 @@ impl HashExecutor {
     /// Blocks that take over others' content do so in every layer.
     fn copy_blocks(&mut self, plan: &StepPlan) {
         let block_size = self.limits.block_size as usize;
+        let mut written = HashSet::new();
         for copy in plan.copies() {
+            assert!(written.insert(copy.to), "{} is copied to once", copy.to);
+        }
+        for copy in plan.copies() {
+            assert!(!written.contains(&copy.from), "{} is copied from and to", copy.from);
             let (from, to) = (copy.from.0 as usize * block_size, copy.to.0 as usize * block_size);
             for slots in std::iter::once(&mut self.slots).chain(&mut self.draft_slots) {
                 slots.copy_within(from..from + block_size, to);

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use engine_types::{
-    FinishReason, Request, RequestEvent, RequestId, SpecDecodeStats, TokenId, TokensEvent,
+    FinishReason, PlanRow, Request, RequestEvent, RequestId, SpecDecodeStats, StepPlan, TokenId,
+    TokenSource, TokensEvent,
 };
 
 use crate::oracle::{Expected, SerialDrafter};
@@ -11,7 +12,7 @@ use crate::oracle::{Expected, SerialDrafter};
 /// An accepted request and what came of it so far.
 #[derive(Debug)]
 struct Client {
-    n_prompt: usize,
+    prompt: Vec<TokenId>,
     expected: Expected,
     /// What must be drafted, where that depends on the committed tokens alone.
     drafter: Option<SerialDrafter>,
@@ -31,6 +32,8 @@ pub(crate) struct Ledger {
     pub(crate) n_prompt_tokens: u64,
     pub(crate) n_started_prompt_tokens: u64,
     pub(crate) n_cached_tokens: u64,
+    /// Prompt tokens that siblings computed.
+    pub(crate) n_shared_tokens: u64,
     pub(crate) n_finished: usize,
 }
 
@@ -47,7 +50,7 @@ impl Ledger {
             request.prompt.iter().for_each(|token| drafter.push(*token));
         }
         let client = Client {
-            n_prompt: request.prompt.len(),
+            prompt: request.prompt.clone(),
             expected,
             drafter,
             n_cached: None,
@@ -59,14 +62,32 @@ impl Ledger {
         assert!(self.clients.insert(id, client).is_none(), "{id} is accepted twice");
     }
 
-    /// Notes that a request starts with `n_computed` tokens of KV.
-    pub(crate) fn start(&mut self, id: RequestId, n_computed: u32) {
+    /// Notes that a request starts with `n_computed` tokens of KV, of a sibling or else from the
+    /// prefix cache.
+    pub(crate) fn start(&mut self, id: RequestId, n_computed: u32, is_shared: bool) {
         let client = self.clients.get_mut(&id).expect("only accepted requests start");
         if client.n_cached.is_none() {
             client.n_cached = Some(n_computed);
-            self.n_cached_tokens += u64::from(n_computed);
-            self.n_started_prompt_tokens += client.n_prompt as u64;
+            if is_shared {
+                self.n_shared_tokens += u64::from(n_computed);
+            } else {
+                self.n_cached_tokens += u64::from(n_computed);
+                self.n_started_prompt_tokens += client.prompt.len() as u64;
+            }
         }
+    }
+
+    /// Checks that a row's known tokens are the request's, and nothing else.
+    pub(crate) fn check_row(&self, plan: &StepPlan, row: &PlanRow) {
+        if row.source != TokenSource::Host {
+            return;
+        }
+        let client = &self.clients[&row.request_id];
+        let tokens = plan.tokens(row);
+        let known = &tokens[..tokens.len() - row.n_draft as usize];
+        let mut own = client.prompt.iter().chain(&client.tokens).skip(row.n_computed as usize);
+        let mut queried = known.iter().chain(plan.lookahead(row));
+        assert!(queried.all(|token| own.next() == Some(token)), "{}: its tokens", row.request_id);
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -92,7 +113,7 @@ impl Ledger {
                 self.n_tokens += event.tokens.len() as u64;
             }
             RequestEvent::Finished { reason, usage, spec_decode, .. } => {
-                assert_eq!(usage.prompt_tokens as usize, client.n_prompt);
+                assert_eq!(usage.prompt_tokens as usize, client.prompt.len());
                 assert_eq!(usage.completion_tokens as usize, client.tokens.len(), "{id}");
                 assert_eq!(usage.cached_tokens, client.n_cached.unwrap_or(0), "{id}: cached");
                 assert_eq!(*spec_decode, client.spec_decode, "{id}: drafting counts");

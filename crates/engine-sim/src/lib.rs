@@ -24,6 +24,7 @@ mod model;
 mod oracle;
 mod prompts;
 mod rng;
+mod rules;
 mod run;
 mod summary;
 mod trace;

@@ -6,15 +6,16 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use engine_types::{
-    BlockId, BlockTables, ExecutorError, FinishReason, RequestEvent, RequestId, StepExecutor,
-    StepOutcome, StepPlan,
+    BlockId, BlockTables, ExecutorError, FinishReason, MAX_STEPS_IN_FLIGHT, OutputMode,
+    RequestEvent, RequestId, StepExecutor, StepOutcome, StepPlan,
 };
-use scheduler::{Scheduler, SubmitError};
+use scheduler::{Scheduler, SchedulingPolicy, SubmitError};
 
 use crate::executor::HashExecutor;
 use crate::ledger::{Ledger, is_from_outside};
 use crate::oracle::{SerialDrafter, serial};
 use crate::rng::Rng;
+use crate::rules::Rules;
 use crate::summary::Summary;
 use crate::trace::Trace;
 use crate::workload::{Action, Moment, Workload};
@@ -55,6 +56,9 @@ fn message(panic: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "no message".to_owned())
 }
 
+/// A command that ends a request.
+type End = fn(&mut Scheduler, RequestId, &mut Vec<RequestEvent>) -> bool;
+
 /// A workload on its way.
 struct Run {
     workload: Workload,
@@ -75,6 +79,7 @@ struct Run {
     n_obeyed: usize,
     n_deferred_steps: u64,
     n_failed_steps: u64,
+    n_copies: u64,
 }
 
 impl Run {
@@ -85,10 +90,10 @@ impl Run {
         let scheduler = Scheduler::new(workload.config.clone(), executor.limits())
             .expect("workloads are valid");
         Self {
-            max_flights: if workload.config.output_mode == engine_types::OutputMode::Deferred {
-                2
-            } else {
-                1
+            trace: Trace::new(Rules::new(&workload.config, &workload.limits)),
+            max_flights: match workload.config.output_mode {
+                OutputMode::Immediate => 1,
+                OutputMode::Deferred => MAX_STEPS_IN_FLIGHT,
             },
             workload,
             scheduler,
@@ -98,12 +103,12 @@ impl Run {
             tables: BlockTables::default(),
             events: vec![],
             ledger: Ledger::default(),
-            trace: Trace::default(),
             salts: HashMap::new(),
             block_salts: HashMap::new(),
             n_obeyed: 0,
             n_deferred_steps: 0,
             n_failed_steps: 0,
+            n_copies: 0,
         }
     }
 
@@ -132,12 +137,15 @@ impl Run {
             n_tokens: self.ledger.n_tokens,
             n_accepted_tokens: stats.spec_decode.n_accepted_tokens,
             n_cached_tokens: stats.n_prefix_hit_tokens,
+            n_shared_tokens: stats.n_shared_tokens,
+            n_copies: self.n_copies,
             n_evictions: stats.blocks.n_evictions,
             n_preemptions: stats.n_preemptions,
+            n_preemptions_in_flight: self.trace.n_preemptions_in_flight,
             n_steps: self.trace.n_steps,
             n_deferred_steps: self.n_deferred_steps,
             n_failed_steps: self.n_failed_steps,
-            max_idle: self.trace.max_idle,
+            max_starved: self.trace.max_starved,
         }
     }
 
@@ -150,7 +158,10 @@ impl Run {
             self.n_obeyed += 1;
             match command.action {
                 Action::Submit(idx) => self.submit(idx),
-                Action::Abort(id) => self.end(id, FinishReason::Aborted),
+                Action::Abort(id) => self.end(id, FinishReason::Aborted, Scheduler::abort),
+                Action::Expire(id) => {
+                    self.end(id, FinishReason::DeadlineExceeded, Scheduler::expire);
+                }
             }
             self.check();
         }
@@ -191,17 +202,29 @@ impl Run {
         let expected = serial(request, limits, &config.eos_token_ids);
         // With more draft layers, drafts depend on earlier rejections as well.
         let drafter = (limits.n_lookahead_max == 1).then(|| SerialDrafter::new(*drafter));
-        let rank = (0, self.ledger.len() as u64);
-        self.trace.submit(id, rank);
+        let due = match config.policy {
+            SchedulingPolicy::Fcfs => 0,
+            SchedulingPolicy::Priority { aging_steps } => {
+                self.trace.n_steps as i64 + i64::from(request.priority) * i64::from(aging_steps)
+            }
+        };
+        let rank = (due, self.ledger.len() as u64);
+        let n_lookahead = match request.params.num_speculative_tokens {
+            Some(0) => 0,
+            None if config.num_speculative_tokens == 0 => 0,
+            _ => limits.n_lookahead_max,
+        };
+        self.trace.submit(id, request, rank, n_lookahead);
         self.salts.insert(id, request.cache_salt.clone());
         self.ledger.accept(id, request, expected, drafter);
     }
 
     /// Ends a request from outside, whatever its state.
-    fn end(&mut self, id: RequestId, reason: FinishReason) {
+    fn end(&mut self, id: RequestId, reason: FinishReason, end: End) {
         let was_unfinished = self.ledger.is_unfinished(id);
-        assert_eq!(self.scheduler.abort(id, &mut self.events), was_unfinished);
-        assert!(!self.scheduler.abort(id, &mut self.events), "a second end does nothing");
+        assert_eq!(end(&mut self.scheduler, id, &mut self.events), was_unfinished);
+        let again = end(&mut self.scheduler, id, &mut self.events);
+        assert!(!again, "a second end does nothing");
         let reasons: Vec<_> = self.events.iter().map(end_reason).collect();
         assert_eq!(reasons, vec![Some((id, &reason)); usize::from(was_unfinished)]);
         self.read_events();
@@ -230,16 +253,16 @@ impl Run {
         if !has_work {
             assert!(plan.is_empty());
             assert!(self.scheduler.is_idle() || !self.flights.is_empty(), "work is left");
-            assert_eq!(n_preempted, 0, "nobody loses its blocks for nothing");
+            self.trace.wait(n_preempted);
             self.check();
             return false;
         }
         self.check_plan(&plan, n_preempted);
+        self.n_deferred_steps += u64::from(!self.flights.is_empty());
+        self.flights.push_back(plan.clone());
         self.check();
         self.obey((time, Moment::Planned));
         self.executor.launch(&plan);
-        self.n_deferred_steps += u64::from(!self.flights.is_empty());
-        self.flights.push_back(plan);
         self.obey((time, Moment::Launched));
         true
     }
@@ -247,15 +270,16 @@ impl Run {
     /// Checks the plan against the scheduler's own configuration, whose blocks each row reads, and
     /// whether it continues what was before.
     fn check_plan(&mut self, plan: &StepPlan, n_preempted: u64) {
-        let started = self.trace.plan(plan, self.flights.back(), n_preempted);
+        let blocks = self.scheduler.stats().blocks;
+        let n_available = blocks.n_free + blocks.n_cached;
+        let started = self.trace.plan(plan, self.flights.back(), n_preempted, n_available);
         self.tables.update(plan);
-        let config = &self.workload.config;
-        assert!(plan.rows().len() <= config.max_num_seqs as usize);
-        assert!(plan.n_queried() <= config.max_num_batched_tokens as usize);
+        self.n_copies += plan.copies().len() as u64;
         for row in plan.rows() {
-            if started.contains(&row.request_id) {
-                self.ledger.start(row.request_id, row.n_computed);
+            if let Some((_, is_shared)) = started.iter().find(|(id, _)| *id == row.request_id) {
+                self.ledger.start(row.request_id, row.n_computed, *is_shared);
             }
+            self.ledger.check_row(plan, row);
             let salt = &self.salts[&row.request_id];
             let n_whole = (row.n_computed / self.workload.limits.block_size) as usize;
             let (read, written) = self.tables.blocks(row.table).split_at(n_whole);
@@ -267,10 +291,13 @@ impl Run {
 
     /// Collects the oldest step in flight, if there is one, and applies it.
     fn collect(&mut self, time: u64) {
-        let Some(plan) = self.flights.pop_front() else { return };
+        if self.flights.is_empty() {
+            return;
+        }
         let mut outcome = StepOutcome::default();
         let result = self.executor.collect(&mut outcome);
         self.obey((time, Moment::Collected));
+        let plan = self.flights.pop_front().expect("a step is in flight");
         match result {
             Ok(()) => {
                 self.scheduler.apply(&plan, &outcome, &mut self.events);
@@ -308,8 +335,10 @@ impl Run {
         let is_caching = self.workload.config.enable_prefix_caching;
         assert!(is_caching || blocks.n_cached == 0);
         let n_queried = if is_caching { self.ledger.n_started_prompt_tokens } else { 0 };
-        assert!(stats.n_prefix_queried_tokens <= n_queried);
-        assert_eq!(stats.n_prefix_hit_tokens + stats.n_shared_tokens, self.ledger.n_cached_tokens);
+        assert_eq!(stats.n_prefix_queried_tokens, n_queried);
+        assert_eq!(stats.n_prefix_hit_tokens, self.ledger.n_cached_tokens);
+        assert_eq!(stats.n_shared_tokens, self.ledger.n_shared_tokens);
+        assert_eq!(self.scheduler.n_in_flight(), self.flights.len());
     }
 }
 

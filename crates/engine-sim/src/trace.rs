@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use engine_types::{
-    PlanRow, RequestEvent, RequestId, StepOutcome, StepPlan, TokenSource, TokensEvent,
+    PlanRow, Request, RequestEvent, RequestId, StepOutcome, StepPlan, TokenSource, TokensEvent,
 };
 use scheduler::SchedulerStats;
+
+use crate::rules::Rules;
 
 /// Who is before whom; ties by the order of submission.
 pub(crate) type Rank = (i64, u64);
@@ -26,12 +28,27 @@ enum Place {
 struct Traced {
     rank: Rank,
     place: Place,
+    /// The sibling with whose prompt it waits.
+    leader: Option<RequestId>,
+    n_prompt: u32,
+    /// How many tokens it leaves uncomputed at the end of what a sibling has computed.
+    n_unshared: u32,
+    /// Committed tokens, and how many there were when it got its blocks.
+    n_tokens: u32,
+    n_prefill: u32,
+    was_preempted: bool,
     /// KV that its next row finds, at least.
     n_computed: u32,
+    /// KV of which the outcomes are known.
+    n_valid: u32,
     /// Its rows that are planned and have no outcome yet.
     n_in_flight: u32,
-    /// Planned steps without a row of it while it runs.
-    n_idle: u32,
+    /// Tokens with which it ends at the latest.
+    n_end: u32,
+    /// Planned steps in a row in which it ran and the budget left no row for it.
+    n_starved: u32,
+    /// How many ran when that began.
+    n_rivals: usize,
 }
 
 /// Steps by what they do.
@@ -43,20 +60,81 @@ pub(crate) struct StepKinds {
 }
 
 /// What plans and outcomes have said so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Trace {
+    rules: Rules,
     requests: BTreeMap<RequestId, Traced>,
     pub(crate) kinds: StepKinds,
     pub(crate) n_steps: u64,
     pub(crate) n_preemptions: u64,
-    /// Longest time that a running request went without a row, in planned steps.
-    pub(crate) max_idle: u32,
+    /// Those of requests with a row in flight.
+    pub(crate) n_preemptions_in_flight: u64,
+    /// Tokens queried, drafts apart.
+    n_computed: u64,
+    /// Longest time that the budget left a running request without a row, in planned steps.
+    pub(crate) max_starved: u32,
+}
+
+impl Traced {
+    fn runs(&self) -> bool {
+        matches!(self.place, Place::Running(_))
+    }
+
+    fn waits(&self) -> bool {
+        matches!(self.place, Place::Waiting | Place::Preempted)
+    }
+
+    /// Whether its next row queries one known token.
+    fn is_output(&self) -> bool {
+        self.n_computed + 1 >= self.n_tokens
+    }
+
+    /// Whether the row in flight surely is its last one.
+    fn surely_ends(&self) -> bool {
+        self.n_in_flight > 0 && self.n_computed >= self.n_tokens && self.n_tokens + 1 >= self.n_end
+    }
 }
 
 impl Trace {
-    pub(crate) fn submit(&mut self, id: RequestId, rank: Rank) {
-        let place = Place::Waiting;
-        let traced = Traced { rank, place, n_computed: 0, n_in_flight: 0, n_idle: 0 };
+    pub(crate) fn new(rules: Rules) -> Self {
+        Self {
+            rules,
+            requests: BTreeMap::new(),
+            kinds: StepKinds::default(),
+            n_steps: 0,
+            n_preemptions: 0,
+            n_preemptions_in_flight: 0,
+            n_computed: 0,
+            max_starved: 0,
+        }
+    }
+
+    /// Follows request `id`, accepted as `request` or as a sibling of it. Its draft layers' KV
+    /// depends on `n_lookahead` tokens behind.
+    pub(crate) fn submit(
+        &mut self,
+        id: RequestId,
+        request: &Request,
+        rank: Rank,
+        n_lookahead: u32,
+    ) {
+        let n_prompt = u32::try_from(request.prompt.len()).expect("a prompt is short");
+        let traced = Traced {
+            rank,
+            place: Place::Waiting,
+            leader: (id != request.id).then_some(request.id),
+            n_prompt,
+            n_unshared: n_lookahead.max(1),
+            n_tokens: n_prompt,
+            n_prefill: 0,
+            was_preempted: false,
+            n_computed: 0,
+            n_valid: 0,
+            n_in_flight: 0,
+            n_end: n_prompt.saturating_add(request.params.max_tokens).min(self.rules.max_model_len),
+            n_starved: 0,
+            n_rivals: 0,
+        };
         assert!(self.requests.insert(id, traced).is_none());
     }
 
@@ -68,74 +146,112 @@ impl Trace {
         self.requests.get_mut(&id).expect("only accepted requests are planned")
     }
 
-    /// Requests that run and that wait.
-    pub(crate) fn n_running_and_waiting(&self) -> (usize, usize) {
-        let count = |is: fn(&Place) -> bool| {
-            self.requests.values().filter(|traced| is(&traced.place)).count()
-        };
-        let n_running = count(|place| matches!(place, Place::Running(_)));
-        (n_running, count(|place| matches!(place, Place::Waiting | Place::Preempted)))
+    fn count(&self, is: impl Fn(&Traced) -> bool) -> usize {
+        self.requests.values().filter(|traced| is(traced)).count()
     }
 
     /// Enters a plan that was made while `in_flight` was, and returns the requests that start or
-    /// come back in it. `n_preempted` requests lost their blocks for it.
+    /// come back in it, and whether they share a sibling's blocks. `n_preempted` requests lost
+    /// their blocks for it, and `n_available` blocks are left.
     pub(crate) fn plan(
         &mut self,
         plan: &StepPlan,
         in_flight: Option<&StepPlan>,
         n_preempted: u64,
-    ) -> Vec<RequestId> {
+        n_available: u32,
+    ) -> Vec<(RequestId, bool)> {
+        self.rules.check(plan);
         let is_new = |row: &PlanRow| {
             plan.table_updates().any(|update| update.slot == row.table.slot && update.start == 0)
         };
         let (new, old): (Vec<_>, Vec<_>) = plan.rows().iter().partition(|row| is_new(row));
         self.preempt(&old, &new, n_preempted);
         self.check_admissions(&new);
+        let mut started = vec![];
         for row in &new {
+            started.push((row.request_id, self.is_shared(row)));
             let traced = self.of(row.request_id);
             assert_eq!(row.source, TokenSource::Host, "{}: starts in flight", row.request_id);
             assert_eq!(traced.n_in_flight, 0, "{}: is back too early", row.request_id);
             traced.place = Place::Running(row.table.slot);
-            traced.n_computed = row.n_computed;
+            (traced.n_computed, traced.n_valid) = (row.n_computed, row.n_computed);
+            traced.n_prefill = traced.n_tokens;
         }
         for row in &old {
             self.check_continued(row, in_flight);
         }
         for row in plan.rows() {
             let traced = self.of(row.request_id);
+            let n_known = row.n_query - row.n_draft;
             traced.n_in_flight += 1;
-            traced.n_computed += row.n_query - row.n_draft;
+            assert_eq!(row.prefill, row.n_computed < traced.n_prefill, "{}", row.request_id);
+            traced.n_computed += n_known;
+            self.n_computed += u64::from(n_known);
         }
-        let has_row: HashSet<_> = plan.rows().iter().map(|row| row.request_id).collect();
-        for (id, traced) in &mut self.requests {
-            let is_idle = matches!(traced.place, Place::Running(_)) && !has_row.contains(id);
-            traced.n_idle = if is_idle { traced.n_idle + 1 } else { 0 };
-            self.max_idle = self.max_idle.max(traced.n_idle);
-        }
+        self.check_idle(plan, !new.is_empty(), n_available);
         self.n_steps += 1;
-        self.count_kind(&old, plan.rows().len());
-        new.iter().map(|row| row.request_id).collect()
+        self.count_kind(plan);
+        started
+    }
+
+    /// Who runs and has no row: nobody starts meanwhile, and it has its turn soon.
+    fn check_idle(&mut self, plan: &StepPlan, some_start: bool, n_available: u32) {
+        let has_row: HashSet<_> = plan.rows().iter().map(|row| row.request_id).collect();
+        let n_running = self.count(Traced::runs);
+        for (id, traced) in &mut self.requests {
+            if !traced.runs() || has_row.contains(id) || traced.surely_ends() {
+                traced.n_starved = 0;
+                continue;
+            }
+            assert!(!some_start, "{id} has no row, but others start");
+            let is_starved = self.rules.is_starved(plan, traced.is_output(), n_available);
+            traced.n_starved = if is_starved { traced.n_starved + 1 } else { 0 };
+            self.max_starved = self.max_starved.max(traced.n_starved);
+            if traced.n_starved <= 1 {
+                traced.n_rivals = n_running;
+            }
+            // Each step begins with those that the one before left without a row.
+            assert!((traced.n_starved as usize) < traced.n_rivals, "{id} starves");
+        }
+    }
+
+    /// Enters that nothing could be launched, but `n_preempted` requests have lost their blocks.
+    pub(crate) fn wait(&mut self, n_preempted: u64) {
+        self.preempt(&[], &[], n_preempted);
+    }
+
+    /// Whether a row that starts a request reads a sibling's KV; it does where the sibling has it.
+    fn is_shared(&self, row: &PlanRow) -> bool {
+        let traced = &self.requests[&row.request_id];
+        let Some(leader) = traced.leader.map(|id| &self.requests[&id]) else { return false };
+        let n_shared = traced.n_prompt.saturating_sub(traced.n_unshared);
+        let is_there = leader.runs() && leader.n_valid >= n_shared;
+        if traced.was_preempted || !is_there || n_shared == 0 {
+            return false;
+        }
+        assert_eq!(row.n_computed, n_shared, "{}: shares the prompt", row.request_id);
+        true
     }
 
     /// Who loses its blocks: those of the greatest rank among the running ones that have no row, or
     /// that got them back in this very plan.
     fn preempt(&mut self, old: &[&PlanRow], new: &[&PlanRow], n_preempted: u64) {
         let has_row: HashSet<_> = old.iter().map(|row| row.request_id).collect();
-        let is_candidate = |(id, traced): &(&RequestId, &mut Traced)| {
-            matches!(traced.place, Place::Running(_)) && !has_row.contains(id)
-        };
+        let is_candidate =
+            |(id, traced): &(&RequestId, &mut Traced)| traced.runs() && !has_row.contains(id);
         let mut candidates: Vec<_> = self.requests.iter_mut().filter(is_candidate).collect();
         candidates.sort_by_key(|(_, traced)| std::cmp::Reverse(traced.rank));
         let n_preempted = usize::try_from(n_preempted).expect("a count of requests");
         assert!(n_preempted <= candidates.len(), "the preempted ones have no rows");
         for (_, traced) in &mut candidates[..n_preempted] {
             traced.place = Place::Preempted;
+            traced.was_preempted = true;
             self.n_preemptions += 1;
+            self.n_preemptions_in_flight += u64::from(traced.n_in_flight > 0);
         }
         for row in new {
-            let place = self.of(row.request_id).place;
-            let waits = matches!(place, Place::Waiting | Place::Preempted);
-            assert!(waits, "{}: starts while it is {place:?}", row.request_id);
+            let traced = self.of(row.request_id);
+            assert!(traced.waits(), "{}: starts and is {:?}", row.request_id, traced.place);
         }
     }
 
@@ -146,10 +262,19 @@ impl Trace {
         let Some(last) = ranks.last() else { return };
         let is_new: HashSet<_> = new.iter().map(|row| row.request_id).collect();
         for (id, traced) in &self.requests {
-            let waits = matches!(traced.place, Place::Waiting | Place::Preempted);
-            let is_first = waits && traced.n_in_flight == 0 && traced.rank < *last;
-            assert!(id.0 >= 1000 || !is_first || is_new.contains(id), "{id} is passed over");
+            let is_first = traced.waits() && traced.n_in_flight == 0 && traced.rank < *last;
+            let may_start = is_first && self.has_prompt(traced);
+            assert!(!may_start || is_new.contains(id), "{id} is passed over");
+            let is_early = is_new.contains(id) && !self.has_prompt(traced);
+            assert!(!is_early, "{id} starts before the prompt is computed");
         }
+    }
+
+    /// Whether the sibling that a request waits for has computed the prompt, or ended.
+    fn has_prompt(&self, traced: &Traced) -> bool {
+        let leader = traced.leader.map(|id| &self.requests[&id]);
+        leader
+            .is_none_or(|leader| leader.place == Place::Ended || leader.n_tokens > leader.n_prompt)
     }
 
     /// A row goes on where the ones before have led.
@@ -166,14 +291,15 @@ impl Trace {
             (TokenSource::InFlight { row: source }, Some((row_idx, before))) => {
                 assert_eq!(source as usize, row_idx, "{id}: continues its own row");
                 assert!(row.n_draft <= before.n_propose, "{id}: verifies what is proposed");
+                assert!(!traced.surely_ends(), "{id}: a row behind its last one");
             }
             (source, _) => panic!("{id}: its tokens are not where {source:?} says"),
         }
     }
 
-    fn count_kind(&mut self, old: &[&PlanRow], n_rows: usize) {
-        let n_outputs = old.iter().filter(|row| !row.prefill).count();
-        *match (n_outputs, n_rows - n_outputs) {
+    fn count_kind(&mut self, plan: &StepPlan) {
+        let n_outputs = plan.rows().iter().filter(|row| !row.prefill).count();
+        *match (n_outputs, plan.rows().len() - n_outputs) {
             (_, 0) => &mut self.kinds.n_decode,
             (0, _) => &mut self.kinds.n_prefill,
             _ => &mut self.kinds.n_mixed,
@@ -195,13 +321,16 @@ impl Trace {
         for row in plan.rows() {
             let traced = self.of(row.request_id);
             traced.n_in_flight -= 1;
+            traced.n_valid += row.n_query - row.n_draft;
             if !row.samples || traced.place == Place::Ended {
                 continue;
             }
             let event = runs.next().expect("a row's tokens are streamed");
             check_run(row, outcome, event);
-            if matches!(traced.place, Place::Running(_)) {
+            traced.n_tokens += event.n_accepted + 1;
+            if traced.runs() {
                 traced.n_computed += event.n_accepted;
+                traced.n_valid += event.n_accepted;
             }
         }
         assert_eq!(runs.next(), None, "only rows have tokens");
@@ -225,8 +354,11 @@ impl Trace {
 
     /// Checks what the scheduler counts.
     pub(crate) fn check(&self, stats: &SchedulerStats) {
-        let (n_running, n_waiting) = self.n_running_and_waiting();
-        assert_eq!((stats.n_running, stats.n_waiting), (n_running, n_waiting), "who runs");
+        assert_eq!(stats.n_running, self.count(Traced::runs), "who runs");
+        assert_eq!(stats.n_waiting, self.count(Traced::waits), "who waits");
+        let n_preempted = self.count(|traced| traced.place == Place::Preempted);
+        assert_eq!(stats.n_preempted, n_preempted, "who waits to come back");
+        assert_eq!(stats.n_computed_tokens, self.n_computed, "computed tokens");
         let StepKinds { n_decode, n_prefill, n_mixed } = self.kinds;
         assert_eq!(stats.n_decode_steps, n_decode, "decode steps");
         assert_eq!(stats.n_prefill_steps, n_prefill, "prefill steps");

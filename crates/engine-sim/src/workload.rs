@@ -1,7 +1,7 @@
 //! Workloads of a seed.
 
-use engine_types::{ExecutorLimits, Request, RequestId, SamplingParams};
-use scheduler::SchedulerConfig;
+use engine_types::{ExecutorLimits, OutputMode, Request, RequestId, SamplingParams};
+use scheduler::{SchedulerConfig, SchedulingPolicy};
 
 use crate::model::Drafter;
 use crate::prompts::{Texts, longest, token};
@@ -27,6 +27,7 @@ pub(crate) enum Action {
     /// The request of this index.
     Submit(usize),
     Abort(RequestId),
+    Expire(RequestId),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -93,25 +94,23 @@ fn limits(rng: &mut Rng) -> ExecutorLimits {
 }
 
 fn config(rng: &mut Rng, limits: &ExecutorLimits) -> SchedulerConfig {
+    let output_mode = rng.pick(&[OutputMode::Immediate, OutputMode::Deferred]);
+    let aging_steps = rng.pick(&[1, 10, 1000]);
     SchedulerConfig {
         max_num_seqs: rng.between(1, 12),
         max_num_batched_tokens: 256,
         max_queued_requests: rng.between(0, 16),
-        num_speculative_tokens: rng.between(0, limits.max_num_speculative_tokens),
-        eos_token_ids: (0..rng.between(0, 2)).map(|_| token(rng, limits)).collect(),
-        enable_prefix_caching: rng.chance(75),
-        output_mode: rng
-            .pick(&[engine_types::OutputMode::Immediate, engine_types::OutputMode::Deferred]),
-        policy: rng.pick(&[
-            scheduler::SchedulingPolicy::Fcfs,
-            scheduler::SchedulingPolicy::Priority { aging_steps: 5 },
-        ]),
-        chunk_alignment: rng.pick(&[1, 8, 64]),
+        policy: rng.pick(&[SchedulingPolicy::Fcfs, SchedulingPolicy::Priority { aging_steps }]),
         long_prefill_token_threshold: if rng.chance(30) {
-            limits.block_size * rng.between(1, 4)
+            rng.between(limits.block_size, 100.max(limits.block_size))
         } else {
             0
         },
+        chunk_alignment: rng.pick(&[1, 4, 64, 64]),
+        output_mode,
+        num_speculative_tokens: rng.between(0, limits.max_num_speculative_tokens),
+        eos_token_ids: (0..rng.between(0, 2)).map(|_| token(rng, limits)).collect(),
+        enable_prefix_caching: rng.chance(75),
     }
 }
 
@@ -141,15 +140,19 @@ fn request(
             .collect(),
         num_speculative_tokens: rng.chance(30).then(|| rng.between(0, k)),
     };
+    let id = |n| RequestId(u64::from(8 * idx + n));
+    let n_siblings = if rng.chance(25) { rng.between(1, 4) } else { 0 };
+    let mut siblings: Vec<_> = (1..=n_siblings).map(id).collect();
+    if rng.chance(2) {
+        siblings.push(id(rng.between(0, 1)));
+    }
     Request {
-        id: RequestId(u64::from(idx)),
+        id: id(0),
         prompt: texts.prompt(rng, n_prompt),
         params,
         cache_salt: rng.chance(25).then(|| vec![1; rng.pick(&[1, 2])]),
-        priority: 0,
-        siblings: (0..if rng.chance(20) { rng.between(1, 4) } else { 0 })
-            .map(|n| RequestId(u64::from(1000 + idx * 10 + n)))
-            .collect(),
+        priority: [-3, 0, 0, 1, 7][rng.between(0, 4) as usize],
+        siblings,
     }
 }
 
@@ -160,7 +163,8 @@ fn add_commands(rng: &mut Rng, idx: usize, request: &Request, commands: &mut Vec
     for id in std::iter::once(&request.id).chain(&request.siblings) {
         if rng.chance(15) {
             let due = (step + u64::from(rng.between(0, 30)), moment(rng));
-            commands.push(Command { due, action: Action::Abort(*id) });
+            let action = if rng.chance(50) { Action::Abort(*id) } else { Action::Expire(*id) };
+            commands.push(Command { due, action });
         }
     }
 }

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use engine_types::{
-    ExecutorLimits, Request, RequestEvent, RequestId, SamplingParams, StepOutcome, StepPlan,
+    ExecutorLimits, OutputMode, Request, RequestEvent, RequestId, SamplingParams, StepOutcome,
+    StepPlan,
 };
 use scheduler::{Scheduler, SchedulerConfig};
 
@@ -27,11 +28,15 @@ struct Shape {
     n_requests: u32,
     context: u32,
     is_caching: bool,
+    output_mode: OutputMode,
 }
 
 struct Bench {
     scheduler: Scheduler,
     plan: StepPlan,
+    /// The step in flight, in deferred mode.
+    launched: Option<StepPlan>,
+    output_mode: OutputMode,
     outcome: StepOutcome,
     events: Vec<RequestEvent>,
     n_steps: u32,
@@ -40,7 +45,7 @@ struct Bench {
 impl Bench {
     /// All requests prefilled, with drafts to verify.
     fn new(shape: Shape) -> Self {
-        let Shape { n_requests, context, is_caching } = shape;
+        let Shape { n_requests, context, is_caching, output_mode } = shape;
         let max_num_batched_tokens = n_requests * (context + BLOCK_SIZE);
         let limits = ExecutorLimits {
             block_size: BLOCK_SIZE,
@@ -57,11 +62,14 @@ impl Bench {
             max_num_batched_tokens,
             num_speculative_tokens: K,
             enable_prefix_caching: is_caching,
+            output_mode,
             ..SchedulerConfig::default()
         };
         let mut bench = Self {
             scheduler: Scheduler::new(config, limits).expect("a valid configuration"),
             plan: StepPlan::default(),
+            launched: None,
+            output_mode,
             outcome: StepOutcome::default(),
             events: Vec::new(),
             n_steps: 0,
@@ -91,12 +99,20 @@ impl Bench {
         bench
     }
 
-    /// One step; returns what `plan` and `apply` took.
+    /// One step; returns what `plan` and `apply` took. In deferred mode a step is planned before
+    /// the outcome of the one before it is applied.
     fn step(&mut self) -> [Duration; 2] {
         self.events.clear();
         let start = Instant::now();
         self.scheduler.plan(&mut self.plan, &mut self.events);
         let plan = start.elapsed();
+        if self.output_mode == OutputMode::Deferred {
+            let Some(launched) = &mut self.launched else {
+                self.launched = Some(std::mem::take(&mut self.plan));
+                return [plan, Duration::ZERO];
+            };
+            std::mem::swap(launched, &mut self.plan);
+        }
         self.outcome.clear();
         for row in self.plan.rows() {
             let n_accepted = row.n_draft.min(1);
@@ -117,9 +133,9 @@ fn measure(
     shape: Shape,
     part: fn([Duration; 2]) -> Duration,
 ) {
-    let Shape { n_requests, context, is_caching } = shape;
+    let Shape { n_requests, context, is_caching, output_mode } = shape;
     let cache = if is_caching { "prefix cache" } else { "no prefix cache" };
-    let name = format!("{name}/{n_requests} requests, context {context}, {cache}");
+    let name = format!("{name}/{n_requests} requests, context {context}, {cache}, {output_mode:?}");
     let mut bench = None;
     criterion.bench_function(&name, |bencher| {
         bencher.iter_custom(|n_iterations| {
@@ -136,11 +152,13 @@ fn measure(
 }
 
 fn step(criterion: &mut Criterion) {
-    for context in [1000, 10_000] {
-        for n_requests in [16, 256, 1024, 4096] {
-            for is_caching in [false, true] {
-                let shape = Shape { n_requests, context, is_caching };
-                measure(criterion, "step", shape, |[plan, apply]| plan + apply);
+    for output_mode in [OutputMode::Immediate, OutputMode::Deferred] {
+        for context in [1000, 10_000] {
+            for n_requests in [16, 256, 1024, 4096] {
+                for is_caching in [false, true] {
+                    let shape = Shape { n_requests, context, is_caching, output_mode };
+                    measure(criterion, "step", shape, |[plan, apply]| plan + apply);
+                }
             }
         }
     }
@@ -148,9 +166,9 @@ fn step(criterion: &mut Criterion) {
 
 /// How a step is divided.
 fn parts(criterion: &mut Criterion) {
-    for context in [1000, 10_000] {
+    for output_mode in [OutputMode::Immediate, OutputMode::Deferred] {
         for is_caching in [false, true] {
-            let shape = Shape { n_requests: 1024, context, is_caching };
+            let shape = Shape { n_requests: 1024, context: 1000, is_caching, output_mode };
             measure(criterion, "plan", shape, |[plan, _]| plan);
             measure(criterion, "apply", shape, |[_, apply]| apply);
         }

@@ -2,8 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::RangedI64ValueParser;
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 
 /// What runs where no model is named.
 const DEFAULT_MODEL: &str = "tiny-glm52";
@@ -69,6 +71,29 @@ pub(crate) struct EngineArgs {
     /// Requests that may wait behind the running ones before new ones are refused
     #[arg(long, default_value_t = 256)]
     pub(crate) max_queued_requests: u32,
+    /// Seconds that a request may wait for its first step; one that waits longer ends without
+    /// tokens [default: no limit]
+    #[arg(long, value_parser = seconds)]
+    pub(crate) max_queue_wait: Option<Duration>,
+    /// Whether the next step is planned and launched before the tokens of this one have come, so
+    /// that a device does not wait for the host; outputs are the same either way
+    #[arg(long, value_enum, default_value_t = OutputModeArg::Immediate)]
+    pub(crate) output_mode: OutputModeArg,
+    /// Who starts first, and who gives up blocks last
+    #[arg(long, value_enum, default_value_t = PolicyArg::Fcfs)]
+    pub(crate) scheduling_policy: PolicyArg,
+    /// With --scheduling-policy priority: steps of waiting that make up for one level of priority,
+    /// so that nobody waits for ever [default: 1000]
+    #[arg(long, value_parser = at_least_1())]
+    pub(crate) priority_aging_steps: Option<u32>,
+    /// Chunks of a prompt that does not fit a step are a multiple of this, or of --block-size if
+    /// that is greater
+    #[arg(long, default_value_t = 64, value_parser = at_least_1())]
+    pub(crate) chunk_alignment: u32,
+    /// Largest number of prompt tokens of one request and step, at least --block-size, so that long
+    /// prompts leave room for others; 0 sets no limit
+    #[arg(long, default_value_t = 0)]
+    pub(crate) long_prefill_token_threshold: u32,
     /// Compute every prompt afresh instead of sharing the KV blocks of equal prefixes; outputs are
     /// the same either way
     #[arg(long)]
@@ -110,8 +135,9 @@ pub(crate) struct GenerateArgs {
     pub(crate) prompt: PromptArgs,
     /// File of prompts, one JSON object a line with `prompt` or `prompt_ids` and, where they
     /// differ from the flags, `max_tokens`, `num_speculative_tokens`, `ignore_eos`,
-    /// `stop_token_ids`, `cache_salt`. They run at once, and a prompt shares a prefix that another
-    /// had computed when it started; with --max-num-seqs 1 each starts when the one before it ends
+    /// `stop_token_ids`, `cache_salt`, `priority`. They run at once, and a prompt shares a prefix
+    /// that another had computed when it started; with --max-num-seqs 1 each starts when the one
+    /// before it ends
     #[arg(long, conflicts_with_all = ["prompt", "prompt_ids"])]
     pub(crate) prompts: Option<PathBuf>,
     /// Largest number of generated tokens [default: until the model's length]
@@ -127,13 +153,18 @@ pub(crate) struct GenerateArgs {
     /// bytes
     #[arg(long, value_name = "TEXT")]
     pub(crate) cache_salt: Option<String>,
+    /// Continuations of each prompt, 1 to 256, which share the KV of the prompt; they are the same as
+    /// long as decoding is greedy
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..=256))]
+    pub(crate) n: u32,
     /// Sampling temperature; only 0 (greedy) is available so far
     #[arg(long, default_value_t = 0.0)]
     pub(crate) temperature: f64,
-    /// Print one JSON object a prompt instead of the text. `cached_tokens` of its `usage` are the
-    /// prompt tokens that the prefix cache had. With sparse attention its `indexer`
-    /// counts what the indexers did in the whole run, all prompts together: `launches`, `rows` and
-    /// `scored_keys` of the target's prefill and verify passes and of each draft step
+    /// Print one JSON object a continuation instead of the text; with --n above 1 it has an `index`.
+    /// `cached_tokens` of its `usage` are the prompt tokens whose KV the prefix cache or another
+    /// continuation had. With sparse attention its `indexer` counts what the indexers did in the
+    /// whole run, all prompts together: `launches`, `rows` and `scored_keys` of the target's prefill
+    /// and verify passes and of each draft step
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -179,6 +210,34 @@ pub(crate) struct InspectArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+fn at_least_1() -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(1..)
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0);
+    let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    duration.ok_or_else(|| "give a number of seconds above 0".to_owned())
+}
+
+/// When the host learns a step's tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OutputModeArg {
+    /// Before the next step is planned
+    Immediate,
+    /// After the next step is planned and launched
+    Deferred,
+}
+
+/// Who goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PolicyArg {
+    /// First come, first served
+    Fcfs,
+    /// The lowest `priority` of a request first
+    Priority,
 }
 
 /// Whether draft steps share a selection of keys.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use engine::{EngineHandle, Events};
+use engine::{EngineHandle, EventSink, Events};
 use engine_types::{
     FinishReason, IndexerCounts, IndexerStats, Request, RequestEvent, SamplingParams,
     SpecDecodeStats, TokenId, TokensEvent, Usage,
@@ -16,7 +16,7 @@ use crate::loading::{self, LoadedEngine};
 use crate::output;
 use crate::prompts::{self, PromptLine};
 
-/// What became of one prompt.
+/// What became of one continuation of a prompt.
 #[derive(Debug, Default)]
 struct Generation {
     prompt_ids: Vec<TokenId>,
@@ -35,8 +35,9 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     let prompts = prompts::of_generate(args)?;
     let mut engine_args = args.engine.clone();
     // All prompts are known and wait here anyway: nothing is refused for the length of the queue.
-    let n_prompts = u32::try_from(prompts.len()).context("too many prompts")?;
-    engine_args.max_queued_requests = engine_args.max_queued_requests.max(n_prompts);
+    let n_requests = u32::try_from(prompts.len()).ok().and_then(|n| n.checked_mul(args.n));
+    let n_requests = n_requests.context("too many prompts, or --n is too large")?;
+    engine_args.max_queued_requests = engine_args.max_queued_requests.max(n_requests);
     let engine = loading::start_engine(&engine_args)?;
     let result = run_prompts(args, &engine, &prompts);
     engine.thread.drain();
@@ -56,25 +57,28 @@ fn run_prompts(
         let submitted = ids.and_then(|ids| submit(args, &engine.handle, prompt, ids));
         running.push(submitted.with_context(|| place.clone())?);
     }
-    let generations: Vec<Generation> =
-        running.into_iter().map(|(prompt_ids, events)| collect(prompt_ids, events)).collect();
+    let generations: Vec<Generation> = running
+        .into_iter()
+        .flat_map(|(ids, all)| all.into_iter().map(move |events| collect(ids.clone(), events)))
+        .collect();
     let seconds = start.elapsed().as_secs_f64();
     // Only now does it hold what every prompt of the run took.
     let indexer = engine.handle.stats().indexer;
     let indexer_json = indexer_json(engine, &indexer);
     let mut n_tokens = 0;
     let mut stats = SpecDecodeStats::default();
-    for generation in &generations {
+    for (idx, generation) in generations.iter().enumerate() {
         let (reason, _, spec_decode) = generation.end.as_ref().context("the engine has stopped")?;
         if let FinishReason::Failed(message) = reason {
             bail!("a step failed: {message}");
         }
         n_tokens += generation.token_ids.len();
         stats.merge(spec_decode);
-        print(args, generation, tokenizer, indexer_json.as_ref())?;
+        let index = (args.n > 1).then(|| idx % args.n as usize);
+        print(args, (index, generation), tokenizer, indexer_json.as_ref())?;
     }
     tracing::info!(
-        requests = prompts.len(),
+        requests = generations.len(),
         tokens = n_tokens,
         seconds,
         tokens_per_second = n_tokens as f64 / seconds,
@@ -85,12 +89,13 @@ fn run_prompts(
     Ok(())
 }
 
+/// Submits a prompt; returns it with the events of each of its continuations.
 fn submit(
     args: &GenerateArgs,
     handle: &EngineHandle,
     line: &PromptLine,
     prompt: Vec<TokenId>,
-) -> Result<(Vec<TokenId>, Events)> {
+) -> Result<(Vec<TokenId>, Vec<Events>)> {
     let max_model_len = handle.limits().max_model_len;
     let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     let until_full = max_model_len.saturating_sub(n_prompt).max(1);
@@ -102,13 +107,22 @@ fn submit(
         stop_sequences: Vec::new(),
         num_speculative_tokens: line.num_speculative_tokens,
     };
-    // A step emits at least one token, so that no request has more events than tokens.
-    let (sink, events) = engine::channel(max_tokens.min(until_full) as usize);
-    let id = handle.next_request_id();
-    let cache_salt = line.cache_salt.clone().or(args.cache_salt.clone()).map(String::into_bytes);
-    let request =
-        Request { id, prompt: prompt.clone(), params, cache_salt, priority: 0, siblings: vec![] };
-    handle.submit(request, Box::new(sink))?;
+    let request = Request {
+        id: handle.next_request_id(),
+        prompt: prompt.clone(),
+        params,
+        cache_salt: line.cache_salt.clone().or(args.cache_salt.clone()).map(String::into_bytes),
+        priority: line.priority.unwrap_or(0),
+        siblings: (1..args.n).map(|_| handle.next_request_id()).collect(),
+    };
+    let (mut sinks, mut events) = (Vec::<Box<dyn EventSink>>::new(), Vec::new());
+    for _ in 0..args.n {
+        // A step emits at least one token, so that no request has more events than tokens.
+        let (sink, of_sink) = engine::channel(max_tokens.min(until_full) as usize);
+        sinks.push(Box::new(sink));
+        events.push(of_sink);
+    }
+    handle.submit_all(request, sinks, None)?;
     Ok((prompt, events))
 }
 
@@ -134,13 +148,17 @@ fn collect(prompt_ids: Vec<TokenId>, events: Events) -> Generation {
 
 fn print(
     args: &GenerateArgs,
-    generation: &Generation,
+    (index, generation): (Option<usize>, &Generation),
     tokenizer: Option<&Tokenizer>,
     indexer: Option<&Value>,
 ) -> Result<()> {
     let text = tokenizer.map(|tokenizer| tokenizer.decode(&generation.token_ids, true));
     if args.json {
-        return output::json_line(&to_json(generation, text, indexer));
+        let mut object = to_json(generation, text, indexer);
+        if let Some(index) = index {
+            object["index"] = json!(index);
+        }
+        return output::json_line(&object);
     }
     let ids = || {
         let ids: Vec<String> = generation.token_ids.iter().map(ToString::to_string).collect();

@@ -3,16 +3,20 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
+use engine_types::OutputMode;
 use model_config::{ConfigSummary, ModelConfig, RawConfig, StoredDtype};
 use model_runner::{IndexCacheDtype, Runner, RunnerError, RunnerOptions};
 use models::{ComputeDtype, LoadOptions};
-use scheduler::SchedulerConfig;
+use scheduler::{SchedulerConfig, SchedulingPolicy};
 use spec_decode::IndexShare;
 use tokenization::Tokenizer;
 
-use crate::cli::{Dtype, EngineArgs, IndexCacheArg, IndexShareArg};
+use crate::cli::{Dtype, EngineArgs, IndexCacheArg, IndexShareArg, OutputModeArg, PolicyArg};
+
+/// Steps of waiting that make up for one level of priority where no flag says it.
+const PRIORITY_AGING_STEPS: u32 = 1000;
 
 /// What is known of a model before its weights are read.
 pub(crate) struct Model {
@@ -51,6 +55,7 @@ pub(crate) fn open_model(model: &str, dtype: Option<Dtype>) -> Result<Model> {
 pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
     limit_threads(args.threads)?;
     let model = open_model(&args.model, args.dtype)?;
+    let scheduler = scheduler_config(args, &model.config)?;
     let options = runner_options(args);
     if args.max_num_batched_tokens <= args.num_speculative_tokens {
         tracing::warn!(
@@ -59,14 +64,6 @@ pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
             "no step has room for a token and all its drafts: most drafts will not be verified"
         );
     }
-    let scheduler = SchedulerConfig {
-        max_num_seqs: args.max_num_seqs,
-        max_num_batched_tokens: args.max_num_batched_tokens,
-        max_queued_requests: args.max_queued_requests,
-        num_speculative_tokens: args.num_speculative_tokens,
-        eos_token_ids: model.config.eos_token_ids.clone(),
-        enable_prefix_caching: !args.no_prefix_caching,
-    };
     let (dir, dtype) = (model.dir.clone(), model.dtype);
     tracing::info!(model = %dir.display(), ?dtype, "loading");
     let (share_sender, index_share) = mpsc::sync_channel(1);
@@ -76,9 +73,47 @@ pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
         let _ = share_sender.send(runner.shares_index());
         anyhow::Ok(runner)
     };
-    let (handle, thread) = Engine::spawn(EngineConfig { scheduler, ..EngineConfig::default() }, make_runner)?;
+    let config = EngineConfig { scheduler, max_queue_wait: args.max_queue_wait };
+    let (handle, thread) = Engine::spawn(config, make_runner)?;
     let index_share = index_share.recv().expect("an engine that has started has its runner");
     Ok(LoadedEngine { model, handle, thread, index_share })
+}
+
+fn scheduler_config(args: &EngineArgs, model: &ModelConfig) -> Result<SchedulerConfig> {
+    let aging_steps = args.priority_aging_steps;
+    let policy = match args.scheduling_policy {
+        PolicyArg::Fcfs => {
+            ensure!(
+                aging_steps.is_none(),
+                "--priority-aging-steps: only with --scheduling-policy priority"
+            );
+            SchedulingPolicy::Fcfs
+        }
+        PolicyArg::Priority => {
+            SchedulingPolicy::Priority { aging_steps: aging_steps.unwrap_or(PRIORITY_AGING_STEPS) }
+        }
+    };
+    let (threshold, block_size) = (args.long_prefill_token_threshold, args.block_size);
+    ensure!(
+        threshold == 0 || threshold >= block_size,
+        "--long-prefill-token-threshold {threshold}: give at least --block-size {block_size}, or 0 \
+         for no limit"
+    );
+    Ok(SchedulerConfig {
+        max_num_seqs: args.max_num_seqs,
+        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_queued_requests: args.max_queued_requests,
+        policy,
+        long_prefill_token_threshold: threshold,
+        chunk_alignment: args.chunk_alignment,
+        output_mode: match args.output_mode {
+            OutputModeArg::Immediate => OutputMode::Immediate,
+            OutputModeArg::Deferred => OutputMode::Deferred,
+        },
+        num_speculative_tokens: args.num_speculative_tokens,
+        eos_token_ids: model.eos_token_ids.clone(),
+        enable_prefix_caching: !args.no_prefix_caching,
+    })
 }
 
 fn runner_options(args: &EngineArgs) -> RunnerOptions {
@@ -131,7 +166,7 @@ pub(crate) fn limit_threads(threads: Option<usize>) -> Result<()> {
     tch::set_num_threads(1);
     let Some(threads) = threads else { return Ok(()) };
     let n_cores = std::thread::available_parallelism()?.get();
-    anyhow::ensure!(
+    ensure!(
         (1..=n_cores).contains(&threads),
         "--threads {threads}: give 1 to {n_cores}, the cores of this machine"
     );

@@ -21,6 +21,8 @@ pub(crate) struct PromptLine {
     pub(crate) ignore_eos: Option<bool>,
     pub(crate) stop_token_ids: Option<Vec<TokenId>>,
     pub(crate) cache_salt: Option<String>,
+    /// Lower is served first, with `--scheduling-policy priority`.
+    pub(crate) priority: Option<i32>,
 }
 
 impl PromptLine {
@@ -61,6 +63,7 @@ pub(crate) fn from_flags(args: &PromptArgs) -> Result<PromptLine> {
         ignore_eos: None,
         stop_token_ids: None,
         cache_salt: None,
+        priority: None,
     })
 }
 

@@ -83,11 +83,16 @@ impl Model {
 
     fn answer(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) {
         self.tables.update(plan);
-        self.ran.clear();
-        for row in plan.rows() {
-            let (id, tokens) = (row.request_id, plan.tokens(row));
-            let n_known = row.n_query - row.n_draft;
-            for (position, token) in (row.n_computed..).zip(&tokens[..n_known as usize]) {
+        self.ran = plan.rows().iter().map(|row| (*row, plan.tokens(row).to_vec())).collect();
+        let mut rows: Vec<&PlanRow> = plan.rows().iter().collect();
+        // Rows are joined by request, so that their order says nothing.
+        if plan.step_id.0 % 2 == 1 {
+            rows.reverse();
+        }
+        for row in rows {
+            let (id, n_known) = (row.request_id, row.n_query - row.n_draft);
+            let known = plan.tokens(row)[..n_known as usize].iter().chain(plan.lookahead(row));
+            for (position, token) in (row.n_computed..).zip(known) {
                 assert_eq!(*token, self.token(id, position), "{id} at {position}");
             }
             let n_written = row.n_computed + row.n_query + row.n_propose.saturating_sub(1);
@@ -107,7 +112,6 @@ impl Model {
             };
             let proposals: Vec<TokenId> = (0..row.n_propose).map(proposal).collect();
             outcome.push_row(id, &run, n_accepted, &proposals);
-            self.ran.push((*row, tokens.to_vec()));
         }
     }
 }
@@ -137,6 +141,7 @@ pub(crate) struct Rig {
     pub(crate) scheduler: Scheduler,
     model: Model,
     n_in_flight_max: usize,
+    n_plans: u32,
     in_flight: VecDeque<StepPlan>,
     /// The plan that was launched last.
     pub(crate) plan: StepPlan,
@@ -160,6 +165,7 @@ impl Rig {
                 ran: vec![],
             },
             n_in_flight_max,
+            n_plans: 0,
             in_flight: VecDeque::new(),
             plan: StepPlan::default(),
             events: vec![],
@@ -192,6 +198,8 @@ impl Rig {
 
     /// Plans a step and launches it; false if there is none to launch.
     pub(crate) fn plan(&mut self) -> bool {
+        self.n_plans += 1;
+        assert!(self.n_plans < 10_000, "a live-lock");
         let has_work = self.scheduler.plan(&mut self.plan, &mut self.events);
         self.scheduler.check_invariants();
         if has_work {
@@ -227,12 +235,7 @@ impl Rig {
     }
 
     pub(crate) fn drain(&mut self) {
-        for _ in 0..10_000 {
-            if !self.step() {
-                return;
-            }
-        }
-        panic!("a live-lock");
+        while self.step() {}
     }
 
     /// Of the last plan, per row: request, first position (the least that it can be), queried

@@ -8,5 +8,6 @@ mod harness;
 mod indexer;
 mod inspect;
 mod prefix_cache;
+mod scheduling;
 mod score;
 mod serve;
