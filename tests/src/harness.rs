@@ -144,13 +144,7 @@ pub fn runner(
 /// Parameters of a plain request.
 #[must_use]
 pub fn params(max_tokens: u32) -> SamplingParams {
-    SamplingParams {
-        max_tokens,
-        ignore_eos: false,
-        stop_token_ids: vec![],
-        stop_sequences: vec![],
-        num_speculative_tokens: None,
-    }
+    SamplingParams { max_tokens, ignore_eos: false, ..SamplingParams::default() }
 }
 
 /// Hands a request to the engine.
@@ -182,7 +176,16 @@ pub fn submit_salted(
     let id = engine.next_request_id();
     let cache_salt = cache_salt.map(<[u8]>::to_vec);
     let prompt = prompt.to_vec();
-    let request = Request { id, prompt, params, cache_salt, priority: 0, siblings: vec![] };
+    let request = Request {
+        id,
+        prompt,
+        params,
+        cache_salt,
+        priority: 0,
+        guide: None,
+        stop_texts: None,
+        siblings: vec![],
+    };
     engine.submit(request, Box::new(sink))?;
     Ok(events)
 }

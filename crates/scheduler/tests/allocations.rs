@@ -54,9 +54,7 @@ fn a_warm_step_allocates_nothing() {
                 let params = SamplingParams {
                     max_tokens: 100,
                     ignore_eos: true,
-                    stop_token_ids: vec![],
-                    stop_sequences: vec![],
-                    num_speculative_tokens: None,
+                    ..SamplingParams::default()
                 };
                 let id = u64::from(id) + 1000 * round as u64;
                 let prompt = vec![id as u32; n_prompt];
@@ -66,6 +64,8 @@ fn a_warm_step_allocates_nothing() {
                     params,
                     cache_salt: None,
                     priority: 0,
+                    guide: None,
+                    stop_texts: None,
                     siblings: vec![],
                 };
                 scheduler.submit(request).unwrap();

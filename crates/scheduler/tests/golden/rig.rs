@@ -44,19 +44,22 @@ pub(crate) fn config(output_mode: OutputMode, k: u32) -> SchedulerConfig {
 }
 
 pub(crate) fn params(max_tokens: u32) -> SamplingParams {
-    SamplingParams {
-        max_tokens,
-        ignore_eos: false,
-        stop_token_ids: vec![],
-        stop_sequences: vec![],
-        num_speculative_tokens: None,
-    }
+    SamplingParams { max_tokens, ignore_eos: false, ..SamplingParams::default() }
 }
 
 /// A request without siblings.
 pub(crate) fn request(id: u64, prompt: &[TokenId], params: SamplingParams) -> Request {
     let (id, prompt) = (RequestId(id), prompt.to_vec());
-    Request { id, prompt, params, cache_salt: None, priority: 0, siblings: vec![] }
+    Request {
+        id,
+        prompt,
+        params,
+        cache_salt: None,
+        priority: 0,
+        guide: None,
+        stop_texts: None,
+        siblings: vec![],
+    }
 }
 
 /// The tokens of the default text at positions `range`.
