@@ -1,5 +1,7 @@
 //! A bundled model behind an engine, and requests driven to their end.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result, ensure};
 use engine::{ChannelSink, Engine, EngineConfig, EngineHandle, EngineThread, EventSink, Events};
 use engine_types::{
@@ -144,13 +146,7 @@ pub fn runner(
 /// Parameters of a plain request.
 #[must_use]
 pub fn params(max_tokens: u32) -> SamplingParams {
-    SamplingParams {
-        max_tokens,
-        ignore_eos: false,
-        stop_token_ids: vec![],
-        stop_sequences: vec![],
-        num_speculative_tokens: None,
-    }
+    SamplingParams { max_tokens, ignore_eos: false, ..SamplingParams::default() }
 }
 
 /// Hands a request to the engine.
@@ -184,6 +180,23 @@ pub fn submit_salted(
     Ok(events)
 }
 
+/// As [`submit`], with a time at which the request ends at the latest.
+///
+/// # Errors
+///
+/// As [`submit`].
+pub fn submit_until(
+    engine: &EngineHandle,
+    prompt: &[TokenId],
+    params: SamplingParams,
+    deadline: Instant,
+) -> Result<Events, engine::SubmitError> {
+    let request = request(engine, prompt, params);
+    let (sink, events) = channel(&request);
+    engine.submit_all(request, vec![Box::new(sink)], Some(deadline))?;
+    Ok(events)
+}
+
 /// As [`submit`], with `n` continuations of the prompt, each with its events.
 ///
 /// # Errors
@@ -208,9 +221,7 @@ pub fn submit_n(
 }
 
 fn request(engine: &EngineHandle, prompt: &[TokenId], params: SamplingParams) -> Request {
-    let id = engine.next_request_id();
-    let prompt = prompt.to_vec();
-    Request { id, prompt, params, cache_salt: None, priority: 0, siblings: vec![] }
+    Request::new(engine.next_request_id(), prompt.to_vec(), params)
 }
 
 /// A step emits at least one token, so that no request has more events than tokens.

@@ -3,6 +3,8 @@
 //!
 //! The KV of all engines starts as NaN, so that a read of a slot that nobody wrote shows.
 
+use std::time::{Duration, Instant};
+
 use engine::EngineStats;
 use engine_types::{FinishReason, OutputMode, SamplingParams, TokenId};
 use integration_tests::harness::{self, Generation};
@@ -232,5 +234,42 @@ fn requests_of_one_batch_draft_as_each_asks(checkpoint: Checkpoint) {
     for (idx, (case, found)) in cases.iter().zip(&done[0]).enumerate() {
         check_text(case, found, &format!("k={} of 8", width(idx)));
         check_drafts(case, found, (width(idx), options.index_share));
+    }
+}
+
+on_both!(requests_that_leave_or_run_out_of_time_disturb_nobody);
+
+fn requests_that_leave_or_run_out_of_time_disturb_nobody(checkpoint: Checkpoint) {
+    let cases = checkpoint.cases().unwrap();
+    let endless = || SamplingParams { ignore_eos: true, ..harness::params(2000) };
+    for k in [0, 3] {
+        let Setting { options, scheduler, .. } = Setting::new(checkpoint, options(k));
+        let dtype = ComputeDtype::Float32;
+        let (engine, thread, _) =
+            harness::start_scheduled(checkpoint, &options, scheduler, dtype).unwrap();
+        let submit = |(prompt, params)| harness::submit(&engine, prompt, params).unwrap();
+        let [mut leaving, expiring] = [&cases[0], &cases[12]].map(|case| {
+            let deadline = Instant::now() + Duration::from_millis(100);
+            let prompt = &case.prompt_ids;
+            let expiring = harness::submit_until(&engine, prompt, endless(), deadline).unwrap();
+            (submit((prompt, endless())), expiring)
+        });
+        let running: Vec<_> = requests(&cases).map(submit).collect();
+        assert!(leaving.0.next().is_some(), "it has its first tokens");
+        drop(leaving.0);
+        for (case, events) in cases.iter().zip(running) {
+            let found = harness::collect(events).unwrap();
+            check_text(case, &found, &format!("{k} drafts"));
+            check_drafts(case, &found, (k, options.index_share));
+        }
+        for events in [leaving.1, expiring.1] {
+            let found = harness::collect(events).unwrap();
+            assert_eq!(found.finish_reason, FinishReason::DeadlineExceeded);
+            assert!(found.token_ids.len() < 2000);
+        }
+        drop(expiring.0);
+        thread.drain();
+        let stats = engine.stats();
+        assert_eq!((stats.n_failed_steps, stats.scheduler.blocks.n_used), (0, 0), "{stats:?}");
     }
 }

@@ -139,6 +139,7 @@ fn request(
             .map(|_| (0..rng.between(1, 3)).map(|_| token(rng, limits)).collect())
             .collect(),
         num_speculative_tokens: rng.chance(30).then(|| rng.between(0, k)),
+        ..SamplingParams::default()
     };
     let id = |n| RequestId(u64::from(8 * idx + n));
     let n_siblings = if rng.chance(25) { rng.between(1, 4) } else { 0 };
@@ -152,6 +153,8 @@ fn request(
         params,
         cache_salt: rng.chance(25).then(|| vec![1; rng.pick(&[1, 2])]),
         priority: [-3, 0, 0, 1, 7][rng.between(0, 4) as usize],
+        guide: None,
+        stop_texts: None,
         siblings,
     }
 }

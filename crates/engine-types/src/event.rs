@@ -1,6 +1,7 @@
 //! What a user gets back.
 
 use crate::ids::{RequestId, TokenId};
+use crate::sampling::TokenLogprobs;
 use crate::spec_stats::SpecDecodeStats;
 use crate::step_tokens::StepTokens;
 
@@ -14,6 +15,10 @@ pub enum FinishReason {
     StopToken(TokenId),
     /// The request's stop sequence of this index was generated.
     StopSequence(usize),
+    /// The request's stop text of this index was generated.
+    StopText(usize),
+    /// The request's grammar was completed.
+    GrammarComplete,
     /// `max_tokens` were generated.
     MaxTokens,
     /// The sequence reached the model's length.
@@ -29,7 +34,7 @@ pub enum FinishReason {
 }
 
 /// Tokens that one step added to a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TokensEvent {
     /// Whose tokens.
     pub request_id: RequestId,
@@ -39,6 +44,8 @@ pub struct TokensEvent {
     pub n_accepted: u32,
     /// The drafts that this step verified; empty after a prefill or a plain decode.
     pub drafts: StepTokens,
+    /// One entry for each of `tokens`, if the request asks for log probabilities.
+    pub logprobs: Vec<TokenLogprobs>,
 }
 
 /// Token counts of a finished request.
@@ -54,11 +61,19 @@ pub struct Usage {
 }
 
 /// One event of a request. `Finished` is the last one and comes exactly once.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RequestEvent {
     /// A step committed tokens.
     Tokens(TokensEvent),
+    /// A step computed log probabilities of the prompt, if the request asks for them.
+    PromptLogprobs {
+        /// Which request.
+        request_id: RequestId,
+        /// Those of the tokens behind the ones that earlier events told of; the first of all is that
+        /// of the prompt's second token.
+        logprobs: Vec<TokenLogprobs>,
+    },
     /// The request ended.
     Finished {
         /// Which request.
@@ -78,7 +93,9 @@ impl RequestEvent {
     pub fn request_id(&self) -> RequestId {
         match self {
             Self::Tokens(event) => event.request_id,
-            Self::Finished { request_id, .. } => *request_id,
+            Self::PromptLogprobs { request_id, .. } | Self::Finished { request_id, .. } => {
+                *request_id
+            }
         }
     }
 }

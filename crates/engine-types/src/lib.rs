@@ -55,7 +55,7 @@
 //!
 //! let mut plan = StepPlan::default();
 //! let spec = RowSpec {
-//!     n_computed: 0, n_draft: 0, samples: true, prefill: true, drafting: false, n_propose: 0,
+//!     samples: true, prefill: true, ..RowSpec::default()
 //! };
 //! let table = plan.update_table(0, 0, &[BlockId(0)]);
 //! plan.push_row(RequestId(7), spec, &[1, 2, 3], &[], table);
@@ -68,12 +68,14 @@
 mod block_tables;
 mod event;
 mod executor;
+mod guide;
 mod ids;
 mod indexer_stats;
 mod kv_event;
 mod outcome;
 mod plan;
 mod request;
+mod sampling;
 mod spec_stats;
 mod step_queue;
 mod step_tokens;
@@ -81,12 +83,14 @@ mod step_tokens;
 pub use block_tables::{BlockTables, RowTable, TableUpdate};
 pub use event::{FinishReason, RequestEvent, TokensEvent, Usage};
 pub use executor::{ExecutorError, ExecutorLimits, MAX_STEPS_IN_FLIGHT, OutputMode, StepExecutor};
+pub use guide::{BoxedGuide, BoxedStopTexts, Guide, StopTexts};
 pub use ids::{BlockId, RequestId, Span, StepId, TokenId};
 pub use indexer_stats::{IndexerCounts, IndexerStats};
 pub use kv_event::{BlockKey, KvChange, KvEvent, StoredBlocks};
 pub use outcome::{OutcomeRow, StepOutcome};
 pub use plan::{BlockCopy, PlanRow, RowSpec, StepPlan, TokenSource};
-pub use request::{Request, SamplingParams};
+pub use request::Request;
+pub use sampling::{Sampler, SamplerSetup, SamplingParams, TokenLogprobs};
 pub use spec_stats::SpecDecodeStats;
 pub use step_queue::StepQueue;
 pub use step_tokens::StepTokens;
@@ -96,3 +100,6 @@ pub const MAX_SPECULATIVE_TOKENS: usize = 8;
 
 /// The longest `cache_salt` of a request that the engine accepts.
 pub const MAX_CACHE_SALT_BYTES: usize = 256;
+
+/// The largest number of likeliest tokens whose log probabilities a request may ask for.
+pub const MAX_LOGPROBS: u32 = 20;

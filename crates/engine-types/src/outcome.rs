@@ -2,6 +2,7 @@
 
 use crate::ids::{RequestId, Span, TokenId};
 use crate::indexer_stats::IndexerStats;
+use crate::sampling::TokenLogprobs;
 
 /// One request's result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,16 +13,21 @@ pub struct OutcomeRow {
     pub n_accepted: u32,
     tokens: Span,
     drafts: Span,
+    logprobs: Span,
+    prompt_logprobs: Span,
+    has_failed: bool,
 }
 
 /// One step's result. Every row of the plan has one row here, in any order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutcome {
     /// What the indexers of sparse attention did in this step.
     pub indexer: IndexerStats,
     rows: Vec<OutcomeRow>,
     tokens: Vec<TokenId>,
     drafts: Vec<TokenId>,
+    logprobs: Vec<TokenLogprobs>,
+    failures: Vec<(RequestId, String)>,
 }
 
 impl StepOutcome {
@@ -31,6 +37,8 @@ impl StepOutcome {
         self.rows.clear();
         self.tokens.clear();
         self.drafts.clear();
+        self.logprobs.clear();
+        self.failures.clear();
     }
 
     /// Appends a row.
@@ -59,9 +67,66 @@ impl StepOutcome {
             n_accepted,
             tokens: Span::after(self.tokens.len(), tokens.len()),
             drafts: Span::after(self.drafts.len(), drafts.len()),
+            logprobs: Span::default(),
+            prompt_logprobs: Span::default(),
+            has_failed: false,
         });
         self.tokens.extend_from_slice(tokens);
         self.drafts.extend_from_slice(drafts);
+    }
+
+    /// Appends a row that alone has failed, for instance because no token may be chosen; its request
+    /// ends with `message`.
+    pub fn push_failed_row(&mut self, request_id: RequestId, message: String) {
+        self.push_row(request_id, &[], 0, &[]);
+        self.rows.last_mut().expect("the row just pushed").has_failed = true;
+        self.failures.push((request_id, message));
+    }
+
+    /// Why `row` alone has failed, if it has.
+    #[must_use]
+    pub fn failure(&self, row: &OutcomeRow) -> Option<&str> {
+        let own = |(id, _): &&(RequestId, String)| *id == row.request_id;
+        let failure = || self.failures.iter().find(own).map(|(_, message)| &message[..]);
+        row.has_failed.then(failure).flatten()
+    }
+
+    /// Adds log probabilities to the row appended last: one entry for each token of its run.
+    ///
+    /// # Panics
+    ///
+    /// If there is no row, or not as many entries as tokens.
+    pub fn push_logprobs(&mut self, logprobs: impl IntoIterator<Item = TokenLogprobs>) {
+        let start = self.logprobs.len();
+        self.logprobs.extend(logprobs);
+        let row = self.rows.last_mut().expect("a row with log probabilities");
+        row.logprobs = Span::after(start, self.logprobs.len() - start);
+        assert_eq!(row.logprobs.len, row.tokens.len, "one entry for each token");
+    }
+
+    /// Adds log probabilities of the prompt to the row appended last: one entry for the token
+    /// behind each queried one, as far as it belongs to the prompt.
+    ///
+    /// # Panics
+    ///
+    /// If there is no row.
+    pub fn push_prompt_logprobs(&mut self, logprobs: impl IntoIterator<Item = TokenLogprobs>) {
+        let start = self.logprobs.len();
+        self.logprobs.extend(logprobs);
+        let row = self.rows.last_mut().expect("a row with log probabilities");
+        row.prompt_logprobs = Span::after(start, self.logprobs.len() - start);
+    }
+
+    /// The log probabilities of the run of `row`, empty if nobody asked for them.
+    #[must_use]
+    pub fn logprobs(&self, row: &OutcomeRow) -> &[TokenLogprobs] {
+        &self.logprobs[row.logprobs.range()]
+    }
+
+    /// The log probabilities of the prompt that `row` has computed.
+    #[must_use]
+    pub fn prompt_logprobs(&self, row: &OutcomeRow) -> &[TokenLogprobs] {
+        &self.logprobs[row.prompt_logprobs.range()]
     }
 
     /// The rows, in any order.

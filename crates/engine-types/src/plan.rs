@@ -3,6 +3,7 @@
 use crate::block_tables::{RowTable, TableUpdate};
 use crate::ids::{BlockId, RequestId, Span, StepId, TokenId};
 use crate::outcome::StepOutcome;
+use crate::sampling::SamplerSetup;
 
 /// The scalar part of a row, as the scheduler decides it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +24,9 @@ pub struct RowSpec {
     pub drafting: bool,
     /// How many drafts to propose for the next step; 0 where none can be used.
     pub n_propose: u32,
+    /// Whether the row's table has a sampler ([`StepPlan::sampler_setups`]); without one, the row
+    /// is greedy.
+    pub has_sampler: bool,
 }
 
 /// Where the tokens that a row queries come from.
@@ -58,6 +62,8 @@ pub struct PlanRow {
     pub drafting: bool,
     /// How many drafts to propose after this row; the outcome has exactly as many.
     pub n_propose: u32,
+    /// Whether its table has a sampler.
+    pub has_sampler: bool,
     /// Where its tokens come from.
     pub source: TokenSource,
     /// The row's block table, long enough for every position that the step can write: the queried
@@ -66,6 +72,7 @@ pub struct PlanRow {
     queried: Span,
     tokens: Span,
     lookahead: Span,
+    masks: Span,
 }
 
 /// A block whose content another one takes over.
@@ -82,7 +89,7 @@ pub struct BlockCopy {
 /// An executor first copies blocks ([`StepPlan::copies`]), then brings its block tables up to date
 /// ([`StepPlan::table_updates`]), then runs the rows. The buffers are reused: [`StepPlan::clear`]
 /// keeps their capacity.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepPlan {
     /// Which step this is.
     pub step_id: StepId,
@@ -93,6 +100,8 @@ pub struct StepPlan {
     updates: Vec<(RowTable, Span)>,
     blocks: Vec<BlockId>,
     copies: Vec<BlockCopy>,
+    setups: Vec<SamplerSetup>,
+    masks: Vec<u32>,
 }
 
 impl StepPlan {
@@ -105,6 +114,8 @@ impl StepPlan {
         self.updates.clear();
         self.blocks.clear();
         self.copies.clear();
+        self.setups.clear();
+        self.masks.clear();
     }
 
     /// Says that table `slot` reads `blocks` from index `start` on and ends with them, and returns
@@ -119,6 +130,26 @@ impl StepPlan {
     /// Says that a block takes over another one's content before the rows run.
     pub fn push_copy(&mut self, copy: BlockCopy) {
         self.copies.push(copy);
+    }
+
+    /// Says how the tokens of a table are chosen from this plan on, until it is said again.
+    pub fn push_sampler(&mut self, setup: SamplerSetup) {
+        self.setups.push(setup);
+    }
+
+    /// Restricts the choices of the row appended last, whose tokens are known: `masks` has as many
+    /// words for each of its `n_draft + 1` choices as hold one bit for each token id, the lowest
+    /// bit of the first word for id 0.
+    ///
+    /// # Panics
+    ///
+    /// If there is no row, or its tokens are in flight.
+    pub fn mask_last_row(&mut self, masks: &[u32]) {
+        let span = Span::after(self.masks.len(), masks.len());
+        self.masks.extend_from_slice(masks);
+        let row = self.rows.last_mut().expect("a row to mask");
+        assert_eq!(row.source, TokenSource::Host, "what follows tokens in flight is unknown");
+        row.masks = span;
     }
 
     /// Appends a row whose tokens are known.
@@ -172,8 +203,9 @@ impl StepPlan {
     }
 
     fn row(&self, id: RequestId, spec: RowSpec, source: TokenSource, table: RowTable) -> PlanRow {
-        let RowSpec { n_computed, n_draft, samples, prefill, drafting, n_propose } = spec;
-        let (tokens, lookahead) = (Span::default(), Span::default());
+        let RowSpec { n_computed, n_draft, samples, prefill, drafting, n_propose, has_sampler } =
+            spec;
+        let none = Span::default();
         PlanRow {
             request_id: id,
             n_computed,
@@ -183,11 +215,13 @@ impl StepPlan {
             prefill,
             drafting,
             n_propose,
+            has_sampler,
             source,
             table,
-            queried: Span::default(),
-            tokens,
-            lookahead,
+            queried: none,
+            tokens: none,
+            lookahead: none,
+            masks: none,
         }
     }
 
@@ -199,7 +233,7 @@ impl StepPlan {
 
     /// Fills `self` with `plan` as it is once the outcome of the step before is known: every row
     /// has its tokens and its exact `n_computed`. The outcome is `None` where that step failed;
-    /// rows that continue it are left out then.
+    /// rows that continue it, or a row that failed alone, are left out.
     ///
     /// # Panics
     ///
@@ -212,6 +246,8 @@ impl StepPlan {
         self.updates.extend_from_slice(&plan.updates);
         self.blocks.extend_from_slice(&plan.blocks);
         self.lookahead.extend_from_slice(&plan.lookahead);
+        self.setups.extend_from_slice(&plan.setups);
+        self.masks.extend_from_slice(&plan.masks);
         for row in &plan.rows {
             let (start, mut row) = (self.tokens.len(), *row);
             match row.source {
@@ -220,9 +256,11 @@ impl StepPlan {
                     let Some(previous) = previous else { continue };
                     let answer = previous.row_near(source as usize, row.request_id);
                     let answer = answer.expect("the step before has the row that is continued");
+                    // A row that failed alone has none.
+                    let Some(last) = previous.tokens(answer).last() else { continue };
                     row.n_computed += answer.n_accepted;
                     row.source = TokenSource::Host;
-                    self.tokens.extend(previous.tokens(answer).last());
+                    self.tokens.push(*last);
                     let drafts = &previous.drafts(answer)[..row.n_draft as usize];
                     self.tokens.extend_from_slice(drafts);
                 }
@@ -284,6 +322,20 @@ impl StepPlan {
             start: table.n_blocks,
             blocks: &self.blocks[span.range()],
         })
+    }
+
+    /// How the tokens of some tables are chosen from now on. A table that gets another owner without
+    /// a sampler has none in its rows ([`PlanRow::has_sampler`]).
+    #[must_use]
+    pub fn sampler_setups(&self) -> &[SamplerSetup] {
+        &self.setups
+    }
+
+    /// The bit masks of the row's `n_draft + 1` choices, one behind the other; empty where every
+    /// token may be chosen.
+    #[must_use]
+    pub fn masks(&self, row: &PlanRow) -> &[u32] {
+        &self.masks[row.masks.range()]
     }
 
     /// Blocks whose content others take over before the rows run. No block is in two of them.

@@ -81,6 +81,7 @@ mod tests {
         prefill: true,
         drafting: true,
         n_propose: 2,
+        has_sampler: false,
     };
 
     fn prompt() -> StepPlan {

@@ -50,13 +50,11 @@
 //! let params = SamplingParams {
 //!     max_tokens: 3,
 //!     ignore_eos: true,
-//!     stop_token_ids: vec![],
-//!     stop_sequences: vec![],
-//!     num_speculative_tokens: None,
+//!     ..SamplingParams::default()
 //! };
 //! let request = Request {
 //!     id: handle.next_request_id(), prompt: vec![5, 6], params, cache_salt: None,
-//!     priority: 0, siblings: vec![],
+//!     priority: 0, guide: None, stop_texts: None, siblings: vec![],
 //! };
 //! handle.submit(request, Box::new(sink))?;
 //!

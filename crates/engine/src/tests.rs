@@ -118,19 +118,15 @@ pub(crate) fn start_with(
 }
 
 fn request(handle: &EngineHandle, max_tokens: u32) -> Request {
-    let params = SamplingParams {
-        max_tokens,
-        ignore_eos: true,
-        stop_token_ids: vec![],
-        stop_sequences: vec![],
-        num_speculative_tokens: None,
-    };
+    let params = SamplingParams { max_tokens, ignore_eos: true, ..SamplingParams::default() };
     Request {
         id: handle.next_request_id(),
         prompt: vec![1, 2],
         params,
         cache_salt: None,
         priority: 0,
+        guide: None,
+        stop_texts: None,
         siblings: vec![],
     }
 }

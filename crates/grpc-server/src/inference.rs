@@ -60,7 +60,7 @@ impl Inference {
             Output::new(self.engine.clone(), id, self.max_buffered_steps, deadline);
         self.engine
             .submit(
-                EngineRequest { id, prompt, params, cache_salt, priority: 0, siblings: vec![] },
+                EngineRequest { cache_salt, ..EngineRequest::new(id, prompt, params) },
                 Box::new(sink),
             )
             .map_err(|error| status::refused(&error))?;

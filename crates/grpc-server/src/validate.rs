@@ -63,6 +63,7 @@ pub(crate) fn validate(
         stop_token_ids: stopping.stop_token_ids,
         stop_sequences: stopping.stop_sequences.into_iter().map(|ids| ids.ids).collect(),
         num_speculative_tokens,
+        ..SamplingParams::default()
     })
 }
 

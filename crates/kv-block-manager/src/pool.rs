@@ -45,6 +45,12 @@ pub struct PrefixMatch {
 }
 
 impl PrefixMatch {
+    /// Forgets what was found.
+    pub fn clear(&mut self) {
+        self.blocks.clear();
+        self.n_idle = 0;
+    }
+
     /// How many blocks the prefix cache has.
     #[must_use]
     pub fn n_blocks(&self) -> u32 {

@@ -26,6 +26,7 @@ const WHOLE_PROMPT: RowSpec = RowSpec {
     prefill: true,
     drafting: true,
     n_propose: 3,
+    has_sampler: false,
 };
 
 const PROMPT: [TokenId; 9] = [0, 856, 1168, 596, 332, 2097, 3770, 2744, 330];

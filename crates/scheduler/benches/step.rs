@@ -75,19 +75,16 @@ impl Bench {
             n_steps: 0,
         };
         for id in 0..n_requests {
-            let params = SamplingParams {
-                max_tokens: 2000,
-                ignore_eos: true,
-                stop_token_ids: vec![],
-                stop_sequences: vec![],
-                num_speculative_tokens: None,
-            };
+            let params =
+                SamplingParams { max_tokens: 2000, ignore_eos: true, ..SamplingParams::default() };
             let request = Request {
                 id: RequestId(u64::from(id)),
                 prompt: vec![id; (context + id % BLOCK_SIZE) as usize],
                 params,
                 cache_salt: None,
                 priority: 0,
+                guide: None,
+                stop_texts: None,
                 siblings: vec![],
             };
             bench.scheduler.submit(request).expect("room in the queue");

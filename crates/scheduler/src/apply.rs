@@ -2,7 +2,7 @@
 
 use engine_types::{
     FinishReason, OutcomeRow, PlanRow, RequestEvent, StepOutcome, StepPlan, StepTokens, TokenId,
-    TokenSource, TokensEvent,
+    TokenLogprobs, TokenSource, TokensEvent,
 };
 
 use crate::commit::{EndRules, commit};
@@ -16,6 +16,9 @@ struct Answer<'a> {
     run: &'a [TokenId],
     n_accepted: u32,
     proposals: &'a [TokenId],
+    logprobs: &'a [TokenLogprobs],
+    prompt_logprobs: &'a [TokenLogprobs],
+    failure: Option<&'a str>,
 }
 
 impl Scheduler {
@@ -56,6 +59,9 @@ impl Scheduler {
                 run: outcome.tokens(answer),
                 n_accepted: answer.n_accepted,
                 proposals: outcome.drafts(answer),
+                logprobs: outcome.logprobs(answer),
+                prompt_logprobs: outcome.prompt_logprobs(answer),
+                failure: outcome.failure(answer),
             };
             if let Some(reason) = self.apply_row(*planned, plan, answer, events) {
                 self.finish(slot, reason, events);
@@ -86,9 +92,13 @@ impl Scheduler {
     ) -> Option<FinishReason> {
         let entry = &mut self.entries[planned.slot];
         let Answer { row, run, .. } = answer;
+        entry.flight = entry.flight.filter(|flight| flight.step != plan.step_id);
+        if let Some(message) = answer.failure {
+            return Some(FinishReason::Failed(message.to_owned()));
+        }
         let drafts = StepTokens::from(&entry.drafts[..row.n_draft as usize]);
         check_answer(answer, &drafts);
-        entry.flight = entry.flight.filter(|flight| flight.step != plan.step_id);
+        entry.hand_out_prompt_logprobs(row, answer.prompt_logprobs, events);
         let has_kv = entry.epoch == planned.epoch;
         if !row.samples {
             if has_kv {
@@ -103,6 +113,7 @@ impl Scheduler {
             max_model_len: self.limits.max_model_len as usize,
         };
         let commit = commit(&rules, entry.generated(), run);
+        let commit = entry.follow(run, commit);
         let kept = &run[..commit.n_kept];
         let n_accepted = answer.n_accepted.min(to_u32(kept.len() - 1));
         entry.tokens.extend_from_slice(kept);
@@ -115,6 +126,7 @@ impl Scheduler {
             tokens: kept.into(),
             n_accepted,
             drafts,
+            logprobs: answer.logprobs.iter().take(kept.len()).cloned().collect(),
         }));
         if has_kv {
             self.enter_kv(planned, row, n_accepted);
@@ -146,7 +158,7 @@ fn check_start(entry: &Entry, row: &PlanRow) {
 
 /// Checks that an answer is one to its row, which verified `drafts`.
 fn check_answer(answer: Answer<'_>, drafts: &[TokenId]) {
-    let Answer { row, run, n_accepted, proposals } = answer;
+    let Answer { row, run, n_accepted, proposals, .. } = answer;
     let id = row.request_id;
     assert_eq!(row.samples, !run.is_empty(), "{id}: tokens exactly for a row that samples");
     assert!(n_accepted <= row.n_draft, "{id}: more drafts accepted than verified");

@@ -28,7 +28,7 @@ pub struct Commit {
 ///
 /// `generated` are the tokens committed before. Where several ends meet at one token, the order is
 /// EOS, stop id, stop sequence, `max_tokens`, model length. Stop sequences may begin in
-/// `generated`, never in the prompt.
+/// `generated`, never in the prompt. Before `min_tokens` only the last two count.
 #[must_use]
 pub fn commit(rules: &EndRules, generated: &[TokenId], run: &[TokenId]) -> Commit {
     for n_kept in 1..=run.len() {
@@ -41,6 +41,24 @@ pub fn commit(rules: &EndRules, generated: &[TokenId], run: &[TokenId]) -> Commi
 
 /// Why the request ends with the last token of `run`, if it does.
 fn end(rules: &EndRules, generated: &[TokenId], run: &[TokenId]) -> Option<FinishReason> {
+    let n_generated = generated.len() + run.len();
+    if n_generated >= rules.params.min_tokens as usize
+        && let Some(reason) = end_by_content(rules, generated, run)
+    {
+        return Some(reason);
+    }
+    if n_generated >= rules.params.max_tokens as usize {
+        return Some(FinishReason::MaxTokens);
+    }
+    (rules.n_prompt + n_generated >= rules.max_model_len).then_some(FinishReason::ModelLength)
+}
+
+/// Why the last token of `run` ends the request, whatever its length.
+fn end_by_content(
+    rules: &EndRules,
+    generated: &[TokenId],
+    run: &[TokenId],
+) -> Option<FinishReason> {
     let params = rules.params;
     let token = *run.last()?;
     if !params.ignore_eos && rules.eos_token_ids.contains(&token) {
@@ -50,14 +68,8 @@ fn end(rules: &EndRules, generated: &[TokenId], run: &[TokenId]) -> Option<Finis
         return Some(FinishReason::StopToken(token));
     }
     let stops = &params.stop_sequences;
-    if let Some(index) = stops.iter().position(|stop| ends_with(generated, run, stop)) {
-        return Some(FinishReason::StopSequence(index));
-    }
-    let n_generated = generated.len() + run.len();
-    if n_generated >= params.max_tokens as usize {
-        return Some(FinishReason::MaxTokens);
-    }
-    (rules.n_prompt + n_generated >= rules.max_model_len).then_some(FinishReason::ModelLength)
+    let index = stops.iter().position(|stop| ends_with(generated, run, stop))?;
+    Some(FinishReason::StopSequence(index))
 }
 
 /// Whether `head` followed by `tail` ends with `stop`.

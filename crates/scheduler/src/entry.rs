@@ -1,8 +1,10 @@
 //! One unfinished request.
 
+use std::sync::Arc;
+
 use engine_types::{
-    ExecutorLimits, FinishReason, Request, RequestEvent, RequestId, SamplingParams,
-    SpecDecodeStats, StepTokens, TokenId, Usage,
+    BoxedGuide, BoxedStopTexts, ExecutorLimits, FinishReason, PlanRow, Request, RequestEvent,
+    RequestId, Sampler, SamplingParams, SpecDecodeStats, StepTokens, TokenId, TokenLogprobs, Usage,
 };
 use kv_block_manager::{BlockPool, BlockTable, PrefixKeys, PrefixSpace, blocks_for};
 
@@ -29,6 +31,14 @@ pub(crate) struct Entry {
     pub(crate) id: RequestId,
     pub(crate) rank: Rank,
     pub(crate) params: SamplingParams,
+    /// What the executor is told of how its tokens are chosen; `None` if that is plainly greedy.
+    pub(crate) sampler: Option<Arc<Sampler>>,
+    /// Where its grammar is after the committed tokens.
+    pub(crate) guide: Option<BoxedGuide>,
+    /// What looks for stop texts, after the committed tokens.
+    pub(crate) stop_texts: Option<BoxedStopTexts>,
+    /// Log probabilities of the prompt that were handed out.
+    pub(crate) n_prompt_logprobs: u32,
     /// Drafts a step for this request.
     pub(crate) k: u32,
     /// The prompt, then what was generated.
@@ -97,6 +107,10 @@ impl Entry {
             k,
             keys,
             params: request.params,
+            sampler: None,
+            guide: request.guide,
+            stop_texts: request.stop_texts,
+            n_prompt_logprobs: 0,
             n_prompt,
             tokens,
             n_computed: 0,
@@ -115,6 +129,26 @@ impl Entry {
             outcome_row: None,
             drafts: StepTokens::default(),
         }
+    }
+
+    /// Whether log probabilities of the prompt are wanted and have not all been handed out, so that
+    /// the prompt has to be computed.
+    pub(crate) fn lacks_prompt_logprobs(&self) -> bool {
+        self.params.prompt_logprobs.is_some() && self.n_prompt_logprobs + 1 < self.n_prompt
+    }
+
+    /// Hands out the log probabilities of the prompt that `row` has computed, each once.
+    pub(crate) fn hand_out_prompt_logprobs(
+        &mut self,
+        row: &PlanRow,
+        logprobs: &[TokenLogprobs],
+        events: &mut Vec<RequestEvent>,
+    ) {
+        let n_known = self.n_prompt_logprobs.saturating_sub(row.n_computed) as usize;
+        let Some(new) = logprobs.get(n_known..).filter(|new| !new.is_empty()) else { return };
+        self.n_prompt_logprobs += to_u32(new.len());
+        let logprobs = new.to_vec();
+        events.push(RequestEvent::PromptLogprobs { request_id: self.id, logprobs });
     }
 
     /// Whether it has blocks.

@@ -122,6 +122,27 @@ pub enum SubmitError {
     },
     /// `max_tokens` is 0.
     ZeroMaxTokens,
+    /// A parameter is outside its range.
+    OutOfRange {
+        /// The request's field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// `logit_bias` names an id twice.
+    RepeatedBias {
+        /// The id.
+        id: TokenId,
+    },
+    /// One of `bad_words` is empty.
+    EmptyBadWord {
+        /// Its index.
+        index: usize,
+    },
+    /// `allowed_token_ids` names no id.
+    NothingAllowed,
     /// A stop sequence is empty.
     EmptyStopSequence {
         /// Its index.
@@ -167,6 +188,18 @@ impl fmt::Display for SubmitError {
                 write!(f, "{field}: token id {id} is not below the vocabulary size {vocab_size}")
             }
             Self::ZeroMaxTokens => write!(f, "max_tokens: it is 0; ask for at least one token"),
+            Self::OutOfRange { field, value, allowed } => {
+                write!(f, "{field}: it is {value} and must be {allowed}")
+            }
+            Self::RepeatedBias { id } => {
+                write!(f, "logit_bias: it names token {id} twice; add the values up")
+            }
+            Self::EmptyBadWord { index } => {
+                write!(f, "bad_words: number {index} is empty; leave it out")
+            }
+            Self::NothingAllowed => {
+                write!(f, "allowed_token_ids: it is empty; name an id, or leave it out")
+            }
             Self::EmptyStopSequence { index } => {
                 write!(f, "stop_sequences: number {index} is empty; leave it out")
             }

@@ -33,11 +33,9 @@
 //! let params = SamplingParams {
 //!     max_tokens: 2,
 //!     ignore_eos: false,
-//!     stop_token_ids: vec![],
-//!     stop_sequences: vec![],
-//!     num_speculative_tokens: None,
+//!     ..SamplingParams::default()
 //! };
-//! scheduler.submit(Request { id: RequestId(1), prompt: vec![5, 6], params, cache_salt: None, priority: 0, siblings: vec![] })?;
+//! scheduler.submit(Request { id: RequestId(1), prompt: vec![5, 6], params, cache_salt: None, priority: 0, guide: None, stop_texts: None, siblings: vec![] })?;
 //!
 //! let (mut plan, mut outcome, mut events) = (StepPlan::default(), StepOutcome::default(), vec![]);
 //! for token in [7, 8] {
@@ -61,11 +59,13 @@ mod entries;
 mod entry;
 mod error;
 mod flight;
+mod follow;
 mod kv_events;
 mod outputs;
 mod plan;
 mod prompts;
 mod queue;
+mod sampling;
 mod scheduler;
 mod stats;
 mod submit;

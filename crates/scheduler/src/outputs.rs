@@ -25,6 +25,10 @@ impl Scheduler {
         if frontier.n_pending() > 1 {
             return false;
         }
+        // What a grammar allows behind tokens in flight is not known yet.
+        if frontier.source.is_some() && self.entries[slot].guide.is_some() {
+            return true;
+        }
         if draft.budget == 0 {
             draft.unserved.get_or_insert(self.entries[slot].rank);
             return true;
@@ -57,7 +61,7 @@ impl Scheduler {
             return Room::Later;
         }
         let entry = &mut self.entries[slot];
-        let n_drafts = source.map_or(entry.drafts.len() as u32, |flight| flight.n_propose);
+        let n_drafts = source.map_or_else(|| entry.n_allowed_drafts(), |flight| flight.n_propose);
         let n_draft = n_drafts.min(budget - 1).min(max_model_len - n_tokens_max);
         let n_propose = entry.n_propose(n_tokens, n_tokens_max + n_draft, max_model_len);
         let choices = [(n_draft, n_propose), (n_draft, n_propose.min(1)), (0, n_propose.min(1))];

@@ -1,6 +1,8 @@
 //! What the next step does.
 
-use engine_types::{OutputMode, RequestEvent, RowSpec, RowTable, StepId, StepPlan};
+use std::sync::Arc;
+
+use engine_types::{OutputMode, RequestEvent, RowSpec, RowTable, SamplerSetup, StepId, StepPlan};
 
 use crate::entries::Slot;
 use crate::flight::{Flight, Frontier};
@@ -119,6 +121,13 @@ impl Scheduler {
         let entry = &mut self.entries[slot];
         let plan = &mut *draft.plan;
         let mut table = RowTable { slot: entry.table_slot, n_blocks: entry.n_told };
+        if let Some(sampler) = entry.sampler.as_ref().filter(|_| entry.n_told == 0) {
+            plan.push_sampler(SamplerSetup {
+                slot: entry.table_slot,
+                sampler: Arc::clone(sampler),
+                tokens: entry.tokens.clone(),
+            });
+        }
         if entry.n_told < entry.table.n_blocks() {
             let new = &entry.table.blocks()[entry.n_told as usize..];
             table = plan.update_table(entry.table_slot, entry.n_told, new);
@@ -132,6 +141,7 @@ impl Scheduler {
             prefill: frontier.n_computed < entry.n_prefill,
             drafting: entry.k > 0,
             n_propose,
+            has_sampler: entry.sampler.is_some(),
         };
         if let Some(flight) = frontier.source {
             plan.push_deferred_row(entry.id, spec, flight.row, table);
@@ -146,6 +156,12 @@ impl Scheduler {
             let lookahead = &entry.tokens[end..end + n_lookahead];
             plan.push_row(entry.id, spec, queried, lookahead, table);
             entry.tokens.truncate(n_tokens);
+            if spec.samples && entry.guide.is_some() {
+                self.masks.clear();
+                let n_words = self.limits.vocab_size.div_ceil(u32::BITS) as usize;
+                entry.fill_masks(n_draft, n_words, &mut self.masks);
+                plan.mask_last_row(&self.masks);
+            }
         }
         let row_idx = draft.rows.len();
         entry.flight = Some(Flight::new(self.next_step, row_idx, &plan.rows()[row_idx]));

@@ -53,6 +53,10 @@ impl Scheduler {
     /// Asks the prefix cache for a waiting request's tokens and returns how many it has.
     fn match_prefix(&mut self, slot: Slot) -> u32 {
         let entry = &mut self.entries[slot];
+        if entry.lacks_prompt_logprobs() {
+            self.prefix.clear();
+            return 0;
+        }
         self.pool.match_prefix(&mut entry.keys, &entry.tokens, &mut self.prefix);
         self.prefix.n_blocks() * self.limits.block_size
     }

@@ -12,6 +12,7 @@ use crate::entries::{Entries, Slot};
 use crate::entry::{Entry, State};
 use crate::error::{ConfigError, SubmitError};
 use crate::queue::{Rank, RankedQueue};
+use crate::sampling::{sampler, sibling_seed};
 use crate::stats::SchedulerStats;
 use crate::submit::RequestRules;
 
@@ -48,6 +49,7 @@ pub struct Scheduler {
     /// Reused buffers.
     pub(crate) spare_rows: Vec<Vec<PlannedRow>>,
     pub(crate) order: Vec<Slot>,
+    pub(crate) masks: Vec<u32>,
 }
 
 /// A step that was planned.
@@ -94,6 +96,7 @@ impl Scheduler {
             totals: SchedulerStats::default(),
             spare_rows: vec![],
             order: vec![],
+            masks: vec![],
             config,
         })
     }
@@ -125,9 +128,15 @@ impl Scheduler {
         if self.entries.len() as u64 + n_new > limit {
             return Err(SubmitError::QueueFull { limit });
         }
-        let siblings = request.siblings.clone();
-        let requests: Vec<Request> =
-            siblings.into_iter().map(|id| Request { id, ..request.clone() }).collect();
+        let seed = request.params.seed.unwrap_or(request.id.0);
+        let sibling = |(idx, id): (usize, &RequestId)| {
+            let mut sibling = Request { id: *id, ..request.clone() };
+            sibling.params.seed = Some(sibling_seed(seed, idx + 1));
+            // The first one's say it all.
+            sibling.params.prompt_logprobs = None;
+            sibling
+        };
+        let requests: Vec<Request> = request.siblings.iter().enumerate().map(sibling).collect();
         let first = self.insert(request, State::Waiting);
         self.waiting.insert(&self.entries, first);
         for request in requests {
@@ -144,7 +153,9 @@ impl Scheduler {
         self.n_submitted += 1;
         self.totals.n_prompt_tokens += request.prompt.len() as u64;
         let k = self.config.num_speculative_tokens;
+        let sampler = sampler(&request, &self.config.eos_token_ids);
         let mut entry = Entry::new(request, rank, k, &self.limits);
+        entry.sampler = sampler;
         entry.state = state;
         self.entries.insert(entry)
     }

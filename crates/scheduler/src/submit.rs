@@ -3,6 +3,7 @@
 use engine_types::{ExecutorLimits, MAX_CACHE_SALT_BYTES, Request, TokenId};
 
 use crate::error::SubmitError;
+use crate::sampling;
 
 /// What a request must keep to, whatever the load; cheap to copy to where requests come in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,13 @@ impl RequestRules {
             return Err(SubmitError::DuplicateId(*id));
         }
         self.check_ids("prompt", &request.prompt)?;
+        sampling::check(params)?;
+        let biased: Vec<TokenId> = params.logit_bias.iter().map(|(id, _)| *id).collect();
+        self.check_ids("logit_bias", &biased)?;
+        self.check_ids("allowed_token_ids", params.allowed_token_ids.as_deref().unwrap_or(&[]))?;
+        for word in &params.bad_words {
+            self.check_ids("bad_words", word)?;
+        }
         self.check_ids("stop_token_ids", &params.stop_token_ids)?;
         for stop in &params.stop_sequences {
             self.check_ids("stop_sequences", stop)?;

@@ -37,15 +37,18 @@ fn scheduler(output_mode: OutputMode, k: u32, enable_prefix_caching: bool) -> Sc
 
 /// A request with a prompt that no other one has. They end at different places in a block.
 fn request(id: u32, n_prompt: u32) -> Request {
-    let params = SamplingParams {
-        max_tokens: 90 + id % 8,
-        ignore_eos: true,
-        stop_token_ids: vec![],
-        stop_sequences: vec![],
-        num_speculative_tokens: None,
-    };
-    let (id, prompt) = (RequestId(u64::from(id)), vec![id; n_prompt as usize]);
-    Request { id, prompt, params, cache_salt: None, priority: 0, siblings: vec![] }
+    let params =
+        SamplingParams { max_tokens: 90 + id % 8, ignore_eos: true, ..SamplingParams::default() };
+    Request {
+        id: RequestId(u64::from(id)),
+        prompt: vec![id; n_prompt as usize],
+        params,
+        cache_salt: None,
+        priority: 0,
+        guide: None,
+        stop_texts: None,
+        siblings: vec![],
+    }
 }
 
 /// Answers each row with its first `n_accepted` drafts and one token, and drafts again.

@@ -109,7 +109,7 @@ fn cases() -> impl Strategy<Value = Case> {
                     ignore_eos,
                     stop_token_ids,
                     stop_sequences,
-                    num_speculative_tokens: None,
+                    ..SamplingParams::default()
                 },
                 eos_token_ids,
                 max_model_len: prompt.len() + generated.len() + room.1,

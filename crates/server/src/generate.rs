@@ -104,8 +104,8 @@ fn submit(
         max_tokens,
         ignore_eos: line.ignore_eos.unwrap_or(args.ignore_eos),
         stop_token_ids: line.stop_token_ids.clone().unwrap_or(args.stop_token_ids.clone()),
-        stop_sequences: Vec::new(),
         num_speculative_tokens: line.num_speculative_tokens,
+        ..SamplingParams::default()
     };
     let request = Request {
         id: handle.next_request_id(),
@@ -113,6 +113,8 @@ fn submit(
         params,
         cache_salt: line.cache_salt.clone().or(args.cache_salt.clone()).map(String::into_bytes),
         priority: line.priority.unwrap_or(0),
+        guide: None,
+        stop_texts: None,
         siblings: (1..args.n).map(|_| handle.next_request_id()).collect(),
     };
     let (mut sinks, mut events) = (Vec::<Box<dyn EventSink>>::new(), Vec::new());

@@ -71,6 +71,7 @@ impl Job {
             prefill: start < self.n_prompt,
             drafting: self.n_drafts > 0,
             n_propose: if samples { to_u32(self.n_drafts) } else { 0 },
+            has_sampler: false,
         };
         if let Some(row) = source {
             let spec = RowSpec { n_computed: to_u32(end), n_draft: to_u32(self.n_drafts), ..spec };

@@ -43,13 +43,7 @@ pub(super) fn deferred(k: u32) -> SchedulerConfig {
 }
 
 pub(super) fn params(max_tokens: u32) -> SamplingParams {
-    SamplingParams {
-        max_tokens,
-        ignore_eos: false,
-        stop_token_ids: vec![],
-        stop_sequences: vec![],
-        num_speculative_tokens: None,
-    }
+    SamplingParams { max_tokens, ignore_eos: false, ..SamplingParams::default() }
 }
 
 pub(super) fn request(id: u64, n_prompt: u32, max_tokens: u32) -> Request {
@@ -60,6 +54,8 @@ pub(super) fn request(id: u64, n_prompt: u32, max_tokens: u32) -> Request {
         params: params(max_tokens),
         cache_salt: None,
         priority: 0,
+        guide: None,
+        stop_texts: None,
         siblings: vec![],
     }
 }

@@ -43,6 +43,7 @@
 mod basics;
 mod batches;
 mod ends;
+mod machine;
 mod preemption;
 mod prefix;
 mod requests;

@@ -12,6 +12,7 @@ const SPEC: RowSpec = RowSpec {
     prefill: false,
     drafting: true,
     n_propose: 0,
+    has_sampler: false,
 };
 /// The token of a row that is new in its step.
 const STAGED: TokenId = 7;
