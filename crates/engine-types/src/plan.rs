@@ -338,7 +338,8 @@ impl StepPlan {
         &self.masks[row.masks.range()]
     }
 
-    /// Blocks whose content others take over before the rows run. No block is in two of them.
+    /// Blocks whose content others take over before the rows run. One may be read by several; none
+    /// that is written is in another.
     #[must_use]
     pub fn copies(&self) -> &[BlockCopy] {
         &self.copies

@@ -6,15 +6,39 @@
 //!
 //! Invariants:
 //! * A plan is a pure function of the commands and outcomes so far \[INV-1].
-//! * Outcome rows are joined to requests by id \[INV-3].
+//! * Outcome rows are joined to requests by id, and their KV counts only if the request has kept
+//!   its blocks since they were planned \[INV-3].
 //! * After a sampling row exactly one token of the request has no KV \[INV-5], and every row
-//!   queries a known token \[INV-6].
+//!   queries a known token, or one that a row in flight emits \[INV-6].
+//! * A request's tokens are committed ones \[INV-13]. In deferred mode, where a step is planned
+//!   before the outcome of the one before, tokens in flight are counted: blocks are reserved for
+//!   the most that may come, and nobody loses blocks to them.
 //! * `plan` and `apply` allocate nothing once their buffers have grown \[INV-8]. A request's own,
 //!   for tokens, table and prefix keys, get their room when it is submitted.
-//! * At most `max_num_seqs + max_queued_requests` requests are unfinished \[INV-9].
+//! * At most `max_num_seqs + max_queued_requests` requests are unfinished, siblings counted
+//!   \[INV-9].
 //! * A request that starts or comes back computes what the prefix cache lacks; what it publishes
-//!   there is final \[INV-12].
+//!   there is final \[INV-12]. A sibling starts from the KV of the request that it was submitted
+//!   with, if that one still runs, and writes to blocks of its own alone.
 //! * What is streamed, counted and kept is what [`commit`] returns \[INV-10].
+//!
+//! # How long a request waits
+//!
+//! A request's rank is fixed ([`SchedulingPolicy`]). Requests start in the order of the ranks and
+//! nobody overtakes: the first one waits for a place, for its blocks, and for a chunk of
+//! `chunk_alignment` tokens, or its whole prompt, in what the running ones leave of the budget.
+//!
+//! *Between two rows of a running request lie at most as many plans as requests run, unless it
+//! lacks blocks or waits for its own row in flight.* A plan that leaves out requests for want of
+//! budget makes the next one begin with the first of them and go round in the order of the ranks;
+//! nobody starts meanwhile. That plan has its whole budget for the first request that can have a
+//! row. So every plan after one that left ours out gets past one of the others at least, or comes
+//! to ours, and past none of them twice.
+//!
+//! A running request that lacks blocks takes those of worse ranks that have no row in the plan.
+//! Where there are none it keeps its own and waits until others end or need them, and nobody
+//! starts. The best rank always goes on, therefore, or ends because the pool is too small for it
+//! alone.
 //!
 //! # Example
 //!
@@ -30,12 +54,11 @@
 //!     vocab_size: 100,
 //! };
 //! let mut scheduler = Scheduler::new(SchedulerConfig::default(), limits)?;
-//! let params = SamplingParams {
-//!     max_tokens: 2,
-//!     ignore_eos: false,
-//!     ..SamplingParams::default()
-//! };
-//! scheduler.submit(Request { id: RequestId(1), prompt: vec![5, 6], params, cache_salt: None, priority: 0, guide: None, stop_texts: None, siblings: vec![] })?;
+//! let params = SamplingParams { max_tokens: 2, ..SamplingParams::default() };
+//! scheduler.submit(Request {
+//!     id: RequestId(1), prompt: vec![5, 6], params, cache_salt: None, priority: 0, guide: None,
+//!     stop_texts: None, siblings: vec![],
+//! })?;
 //!
 //! let (mut plan, mut outcome, mut events) = (StepPlan::default(), StepOutcome::default(), vec![]);
 //! for token in [7, 8] {
