@@ -1,7 +1,8 @@
 //! Behaviours of the *reference*, an engine of the same kind (ROCm/ATOM, commit `ffdf3bb5d`), that
 //! ours shares, and those in which it differs on purpose. Numbers are those of the behavioural
 //! specification. The tests drive a scheduler in both output modes through its public interface;
-//! where ours differs, the test says why. Tests of other crates are named with the crate.
+//! where ours differs, the test says why. Tests of other crates are named with the crate. At last
+//! the same rig runs random commands (`machine`).
 //!
 //! | number | behaviour | test, or why there is none |
 //! |---|---|---|
@@ -44,6 +45,7 @@ mod basics;
 mod batches;
 mod ends;
 mod machine;
+mod model;
 mod preemption;
 mod prefix;
 mod requests;
