@@ -84,7 +84,7 @@ impl fmt::Display for RowFault {
                 write!(f, "row {row_idx}: every logit of the model is negative infinity")
             }
             FaultCause::NoTokenLeft { excluded_by } => {
-                write!(f, "row {row_idx} has no token left: {excluded_by} exclude all of them")
+                write!(f, "row {row_idx} has no token left after {excluded_by}")
             }
         }
     }

@@ -150,7 +150,7 @@ fn a_row_has_the_same_bits_alone_and_in_a_batch() {
             request.params.top_p = 0.97;
             request.params.min_p = 0.0;
         }
-        logits[5][1] = f32::NAN;
+        logits[5].fill(f32::NAN);
         let rows: Vec<SamplingRow<'_>> = requests.iter().map(Request::row).collect();
         let together = Distribution::new(&tensor(&logits), &rows).unwrap();
         let chosen =
@@ -280,8 +280,8 @@ fn a_row_without_a_token_says_why_and_harms_no_other() {
         texts,
         [
             "1",
-            "row 1 has no token left: min_tokens, allowed_token_ids exclude all of them",
-            "row 2 has no token left: the grammar exclude all of them",
+            "row 1 has no token left after min_tokens, allowed_token_ids",
+            "row 2 has no token left after the grammar",
             "row 3 of the logits holds a NaN",
             "row 4 of the logits holds a NaN",
             "row 5 of the logits holds an infinity",
