@@ -210,9 +210,9 @@ fn plan(
         n_computed: context,
         n_draft,
         samples: true,
-        prefill: false,
         drafting,
         n_propose,
+        ..RowSpec::default()
     };
     let mut plan = StepPlan::default();
     for (request, tokens) in (0..).zip(starts) {
