@@ -42,19 +42,8 @@ pub(crate) fn params(max_tokens: u32) -> SamplingParams {
     SamplingParams { max_tokens, ignore_eos: false, ..SamplingParams::default() }
 }
 
-/// A request without siblings.
 pub(crate) fn request(id: u64, prompt: &[TokenId], params: SamplingParams) -> Request {
-    let (id, prompt) = (RequestId(id), prompt.to_vec());
-    Request {
-        id,
-        prompt,
-        params,
-        cache_salt: None,
-        priority: 0,
-        guide: None,
-        stop_texts: None,
-        siblings: vec![],
-    }
+    Request::new(RequestId(id), prompt.to_vec(), params)
 }
 
 /// The tokens of the default text at positions `range`.
