@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use engine_types::{
     ExecutorLimits, FinishReason, OutputMode, PlanRow, Request, RequestEvent, RequestId,
-    SamplingParams, StepPlan, TokenId, TokensEvent, Usage,
+    SamplingParams, StepPlan, TokenId, TokenSource, TokensEvent, Usage,
 };
-use scheduler::{Scheduler, SchedulerConfig, SchedulerStats, SubmitError};
+use scheduler::{DraftPolicy, Scheduler, SchedulerConfig, SchedulerStats, SubmitError};
 
 use crate::model::Model;
 
@@ -32,6 +32,7 @@ pub(crate) fn config(output_mode: OutputMode, k: u32) -> SchedulerConfig {
     SchedulerConfig {
         output_mode,
         num_speculative_tokens: k,
+        drafting: DraftPolicy::Fixed,
         eos_token_ids: vec![EOS],
         enable_prefix_caching: false,
         ..SchedulerConfig::default()
@@ -120,6 +121,12 @@ impl Rig {
         assert!(self.n_plans < 10_000, "a live-lock");
         let has_work = self.scheduler.plan(&mut self.plan, &mut self.events);
         self.scheduler.check_invariants();
+        for row in self.plan.rows() {
+            if let TokenSource::InFlight { row: source } = row.source {
+                let before = self.in_flight.back().expect("a step is in flight");
+                assert_eq!(before.rows()[source as usize].request_id, row.request_id);
+            }
+        }
         if has_work {
             self.model.launch(&self.plan);
             self.in_flight.push_back(self.plan.clone());
