@@ -216,6 +216,25 @@ fn a_preempted_request_does_not_come_back_before_its_tokens() {
 }
 
 #[test]
+fn a_preempted_request_does_not_come_back_in_the_same_plan() {
+    let config = SchedulerConfig { enable_prefix_caching: true, ..deferred(0) };
+    let mut rig = Rig::new(config, limits(4, 4));
+    rig.submit(1, 8, 3);
+    rig.submit(2, 7, 5);
+    // Of request 2, a block of its own goes to request 1, whose first block it could share now.
+    for rows in [&[(1, 0, 8, 0), (2, 0, 7, 0)][..], &[(2, 7, 1, 0)], &[(1, 8, 1, 0)]] {
+        rig.plan_next();
+        assert_eq!(rig.rows(), rows);
+    }
+    assert_eq!(rig.stats().blocks.n_free, 1);
+    rig.plan_next();
+    // With its token in flight it has two whole blocks in common.
+    assert_eq!(rig.rows(), [(1, 9, 1, 0), (2, 8, 1, 0)]);
+    rig.drain();
+    assert_eq!((rig.tokens(1), rig.tokens(2)), (text(8, 11), text(7, 12)));
+}
+
+#[test]
 fn a_preempted_request_may_end_with_its_tokens_in_flight() {
     for k in [0, 3] {
         let n_tokens = if k == 0 { 2 } else { 4 };

@@ -112,6 +112,8 @@ fn prompts_and_outputs_take_turns_where_both_do_not_fit() {
     let mut rig = Rig::new(SchedulerConfig { chunk_alignment: 1, ..config(3) }, limits);
     rig.submit(1, 2, 40);
     rig.submit(2, 20, 4);
+    // It would fit what is left, but does not start while others are left out.
+    rig.submit(3, 1, 4);
     let mut plans = vec![];
     for _ in 0..6 {
         rig.plan();
@@ -121,6 +123,31 @@ fn prompts_and_outputs_take_turns_where_both_do_not_fit() {
     let (output, both) = (vec![(1, 4)], vec![(2, 4), (1, 2)]);
     let first = vec![(1, 2), (2, 4)];
     assert_eq!(plans, [first, output.clone(), both.clone(), output.clone(), both, output]);
+}
+
+#[test]
+fn who_has_a_row_in_the_plan_keeps_its_blocks() {
+    let mut limits = limits(4, 4);
+    limits.max_num_batched_tokens = 6;
+    let mut rig = Rig::new(config(3), limits);
+    rig.submit(1, 4, 9);
+    rig.submit(2, 1, 9);
+    rig.submit(3, 1, 9);
+    let plans = [
+        &[(1, 0, 4, 0), (2, 0, 1, 0), (3, 0, 1, 0)][..],
+        &[(1, 4, 4, 3), (2, 1, 2, 1)],
+        // Request 1 needs a third block and gets the one of request 2, though 3 has a worse rank.
+        &[(3, 1, 1, 0), (1, 8, 2, 1)],
+    ];
+    for rows in plans {
+        rig.plan_next();
+        assert_eq!(rig.rows(), rows);
+    }
+    assert_eq!((rig.stats().n_running, rig.stats().n_preempted), (2, 1));
+    rig.drain();
+    for (id, n_prompt) in [(1, 4), (2, 1), (3, 1)] {
+        assert_eq!(rig.tokens(id), (100 + n_prompt..109 + n_prompt).collect::<Vec<_>>());
+    }
 }
 
 /// The most plans between two rows of a request, less the number of requests that ran.

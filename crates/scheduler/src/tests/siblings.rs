@@ -234,6 +234,27 @@ fn a_preempted_sibling_comes_back_by_itself() {
 }
 
 #[test]
+fn a_preempted_sibling_shares_only_what_is_cached() {
+    let mut rig = Rig::new(config(0), limits(4, 5));
+    rig.submit(9, 4, 3);
+    submit(&mut rig, 1, 7, 6, 1);
+    let plans = [
+        &[(9, 0, 4, 0), (1, 0, 7, 0)][..],
+        &[(9, 4, 1, 0), (1, 7, 1, 0), (2, 6, 1, 0)],
+        &[(9, 5, 1, 0), (1, 8, 1, 0)],
+        // Request 9 has ended. It comes back with room for all its tokens and those of request 1.
+        &[(1, 9, 1, 0), (2, 0, 8, 0)],
+    ];
+    for rows in plans {
+        rig.plan_next();
+        assert_eq!(rig.rows(), rows);
+    }
+    rig.drain();
+    assert_eq!((rig.tokens(1), rig.tokens(2)), (text(7, 13), text(7, 13)));
+    assert_eq!(rig.stats().n_preemptions, 1);
+}
+
+#[test]
 fn ids_of_a_group_are_new_and_different() {
     let mut rig = Rig::new(config(0), limits(4, 16));
     rig.submit(7, 4, 4);

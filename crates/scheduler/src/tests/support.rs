@@ -7,7 +7,7 @@ use engine_types::{
     SamplingParams, StepOutcome, StepPlan, StepQueue, TokenId, TokenSource,
 };
 
-use crate::{Scheduler, SchedulerConfig, SchedulerStats};
+use crate::{DraftPolicy, Scheduler, SchedulerConfig, SchedulerStats};
 
 pub(super) fn limits(block_size: u32, num_blocks: u32) -> ExecutorLimits {
     ExecutorLimits {
@@ -26,6 +26,7 @@ pub(super) fn limits(block_size: u32, num_blocks: u32) -> ExecutorLimits {
 pub(super) fn config(k: u32) -> SchedulerConfig {
     SchedulerConfig {
         num_speculative_tokens: k,
+        drafting: DraftPolicy::Fixed,
         eos_token_ids: vec![2],
         enable_prefix_caching: false,
         ..Default::default()
