@@ -14,7 +14,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
-use scheduler::{SchedulerConfig, SchedulingPolicy};
+use scheduler::{DraftPolicy, SchedulerConfig, SchedulingPolicy};
 
 use crate::rig::{EOS, Rig, config, limits, params, request};
 
@@ -95,9 +95,10 @@ fn setups() -> impl Strategy<Value = Setup> {
     let pool = (1..6_u32, 4..20_u32, 12..48_u32);
     let batch = (1..6_u32, 6..40_u32, 1..8_u32, 0..12_u32);
     let drafts = (0..9_u32, 0..9_u32, 1..3_u32);
-    let modes = (any::<bool>(), any::<bool>(), proptest::option::of(1..9_u32));
+    let policies = (any::<bool>(), proptest::option::of(1..9_u32));
+    let modes = (any::<bool>(), any::<bool>(), policies);
     (pool, batch, drafts, modes).prop_map(|(pool, batch, (k, n_right, n_lookahead_max), modes)| {
-        let (is_deferred, enable_prefix_caching, aging_steps) = modes;
+        let (is_deferred, enable_prefix_caching, (is_adaptive, aging_steps)) = modes;
         let (max_num_seqs, max_num_batched_tokens, chunk_alignment, threshold) = batch;
         let mode = if is_deferred { OutputMode::Deferred } else { OutputMode::Immediate };
         let policy = aging_steps.map_or(SchedulingPolicy::Fcfs, |aging_steps| {
@@ -113,6 +114,7 @@ fn setups() -> impl Strategy<Value = Setup> {
             },
             config: SchedulerConfig {
                 policy,
+                drafting: if is_adaptive { DraftPolicy::default() } else { DraftPolicy::Fixed },
                 chunk_alignment,
                 enable_prefix_caching,
                 long_prefill_token_threshold: if threshold < pool.0 { 0 } else { threshold },
