@@ -9,14 +9,14 @@ fn of_two_that_grow_into_one_block_the_newest_waits_without_blocks() {
     for mode in BOTH {
         let mut rig = Rig::new(config(mode, 0), limits(4, 2));
         rig.submit(0, 4, 3);
-        rig.submit(1, 3, 3);
+        rig.submit(1, 4, 3);
         while rig.counts() != (1, 1) {
             assert!(rig.step());
         }
         assert_eq!(rig.stats().n_preempted, 1);
         assert_eq!(rig.stats().blocks.n_used, 2, "{mode:?}: both are the oldest's");
         rig.drain();
-        assert_eq!((rig.tokens(0), rig.tokens(1)), (text(4..7), text(3..6)));
+        assert_eq!((rig.tokens(0), rig.tokens(1)), (text(4..7), text(4..7)));
     }
 }
 
