@@ -64,3 +64,21 @@ fn a_preempted_request_keeps_its_committed_tokens_and_is_preempted_once() {
         }
     }
 }
+
+/// The reference would start the preempted request again as soon as its blocks are free, only to
+/// preempt it in the next step (D2).
+#[test]
+fn a_preempted_request_waits_for_the_growth_of_the_others() {
+    for mode in BOTH {
+        let mut rig = Rig::new(config(mode, 0), limits(4, 5));
+        let requests = [(0, 6, 12), (1, 2, 6), (2, 5, 6)];
+        for (id, n_prompt, max_tokens) in requests {
+            rig.submit(id, n_prompt, max_tokens);
+        }
+        rig.drain();
+        assert_eq!(rig.stats().n_preemptions, 1, "{mode:?}");
+        for (id, n_prompt, max_tokens) in requests {
+            assert_eq!(rig.tokens(id), text(n_prompt..n_prompt + max_tokens), "{mode:?}");
+        }
+    }
+}
