@@ -48,6 +48,7 @@ pub struct Span {
 impl Span {
     /// The span that the next `len` elements pushed to a buffer of `buffer_len` elements occupy.
     #[must_use]
+    #[inline]
     pub(crate) fn after(buffer_len: usize, len: usize) -> Self {
         let fits = "a flat buffer holds at most u32::MAX elements";
         Self { start: u32::try_from(buffer_len).expect(fits), len: u32::try_from(len).expect(fits) }
@@ -55,6 +56,7 @@ impl Span {
 
     /// The span as an index range.
     #[must_use]
+    #[inline]
     pub fn range(self) -> Range<usize> {
         self.start as usize..self.start as usize + self.len as usize
     }

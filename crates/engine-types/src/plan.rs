@@ -202,6 +202,7 @@ impl StepPlan {
         self.push(row);
     }
 
+    #[inline]
     fn row(&self, id: RequestId, spec: RowSpec, source: TokenSource, table: RowTable) -> PlanRow {
         let RowSpec { n_computed, n_draft, samples, prefill, drafting, n_propose, has_sampler } =
             spec;
@@ -225,6 +226,7 @@ impl StepPlan {
         }
     }
 
+    #[inline]
     fn push(&mut self, mut row: PlanRow) {
         row.queried = Span::after(self.n_queried, row.n_query as usize);
         self.n_queried += row.n_query as usize;

@@ -30,17 +30,33 @@ impl From<&[TokenId]> for StepTokens {
     /// # Panics
     ///
     /// If there are more than one step can yield.
+    #[inline]
     fn from(tokens: &[TokenId]) -> Self {
         assert!(tokens.len() <= CAPACITY, "{} tokens of one step", tokens.len());
-        let mut ids = [0; CAPACITY];
-        ids[..tokens.len()].copy_from_slice(tokens);
+        // A copy of a known length, which costs no call; there are several a row.
+        let ids = std::array::from_fn(|idx| tokens.get(idx).copied().unwrap_or_default());
         Self { ids, len: tokens.len() as u8 }
+    }
+}
+
+impl StepTokens {
+    /// The first `len` of them.
+    ///
+    /// # Panics
+    ///
+    /// If there are fewer.
+    #[must_use]
+    #[inline]
+    pub fn first(self, len: u32) -> Self {
+        assert!(len <= u32::from(self.len), "{len} of {} tokens", self.len);
+        Self { len: len as u8, ..self }
     }
 }
 
 impl Deref for StepTokens {
     type Target = [TokenId];
 
+    #[inline]
     fn deref(&self) -> &[TokenId] {
         &self.ids[..usize::from(self.len)]
     }
@@ -78,8 +94,7 @@ mod tests {
         let ids: Vec<TokenId> = (1..=9).collect();
         let run = StepTokens::from(&ids[..]);
         assert_eq!(&*run, &ids[..]);
-        let mut cut = run;
-        cut.len = 2;
+        let cut = run.first(2);
         assert_eq!(cut, StepTokens::from(&ids[..2]));
         assert_eq!(format!("{cut:?}"), "[1, 2]");
         assert!(StepTokens::default().is_empty());

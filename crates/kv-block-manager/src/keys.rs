@@ -85,7 +85,9 @@ impl PrefixKeys {
             let end = start + block_size + self.n_lookahead as usize;
             bytes.clear();
             bytes.extend_from_slice(&self.tip.0);
-            bytes.extend(tokens[start..end].iter().flat_map(|token| token.to_le_bytes()));
+            for token in &tokens[start..end] {
+                bytes.extend_from_slice(&token.to_le_bytes());
+            }
             self.keys.push(BlockKey(Sha256::digest(&*bytes).into()));
             self.tip = self.keys[block_idx];
         }
