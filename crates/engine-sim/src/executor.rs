@@ -8,7 +8,7 @@ use engine_types::{
     StepOutcome, StepPlan, StepQueue, TokenId,
 };
 
-use crate::model::{Drafter, State, draft_entry};
+use crate::model::{Drafter, State, Voice, draft_entry};
 use crate::rng::Rng;
 
 /// What a slot holds that no reader may rely on.
@@ -37,15 +37,16 @@ pub(crate) struct HashExecutor {
     rng: Rng,
     drafter: Drafter,
     failure_percent: u32,
+    row_failure_percent: u32,
 }
 
 impl HashExecutor {
-    /// An executor whose steps fail with the given probability.
+    /// An executor whose steps, and single rows, fail with the given probabilities.
     pub(crate) fn new(
         limits: ExecutorLimits,
         seed: u64,
         drafter: Drafter,
-        failure_percent: u32,
+        (failure_percent, row_failure_percent): (u32, u32),
     ) -> Self {
         let n_slots = limits.num_blocks as usize * limits.block_size as usize;
         Self {
@@ -58,6 +59,7 @@ impl HashExecutor {
             rng: Rng::new(seed),
             drafter,
             failure_percent,
+            row_failure_percent,
         }
     }
 
@@ -118,15 +120,13 @@ impl HashExecutor {
         }
     }
 
-    /// A step that failed may have written anything where it was to write.
-    fn poison(&mut self, plan: &StepPlan) {
-        for row in plan.rows() {
-            let blocks = self.tables.blocks(row.table).to_vec();
-            for position in row.n_computed..row.n_computed + row.n_query {
-                let slot_idx = self.slot_idx(&blocks, position);
-                self.slots[slot_idx] = POISON;
-                self.draft_slots.iter_mut().for_each(|slots| slots[slot_idx] = POISON);
-            }
+    /// A row that failed may have written anything where it was to write.
+    fn poison(&mut self, row: &PlanRow) {
+        let blocks = self.tables.blocks(row.table).to_vec();
+        for position in row.n_computed..row.n_computed + row.n_query {
+            let slot_idx = self.slot_idx(&blocks, position);
+            self.slots[slot_idx] = POISON;
+            self.draft_slots.iter_mut().for_each(|slots| slots[slot_idx] = POISON);
         }
     }
 
@@ -148,14 +148,14 @@ impl HashExecutor {
         let mut run = vec![];
         let mut n_accepted = 0;
         if row.samples {
-            let vocab_size = self.limits.vocab_size;
-            run.push(states[n_known - 1].next_token(vocab_size));
+            let (vocab_size, voice) = (self.limits.vocab_size, Voice::of(row.request_id));
+            run.push(states[n_known - 1].next_token(vocab_size, voice));
             for draft_idx in 0..row.n_draft as usize {
                 if run[draft_idx] != tokens[n_known + draft_idx] {
                     break;
                 }
                 n_accepted += 1;
-                run.push(states[n_known + draft_idx].next_token(vocab_size));
+                run.push(states[n_known + draft_idx].next_token(vocab_size, voice));
             }
         }
         let valid_len = row.n_computed + row.n_query - row.n_draft + n_accepted;
@@ -205,7 +205,8 @@ impl HashExecutor {
                 read[layer as usize] = below.extend(*known.last().expect("[INV-6]"));
             }
             if step < row.n_propose {
-                let right = state.next_token(self.limits.vocab_size);
+                let voice = Voice::of(row.request_id);
+                let right = state.next_token(self.limits.vocab_size, voice);
                 let draft = self.drafter.draft(read[layer as usize], right);
                 known.push(draft);
                 state = state.extend(draft);
@@ -290,12 +291,17 @@ impl HashExecutor {
             self.run_row(plan, row, &mut answers);
         }
         if self.rng.chance(self.failure_percent) {
-            self.poison(plan);
+            plan.rows().iter().for_each(|row| self.poison(row));
             return Err(ExecutorError::Step("injected".to_owned()));
         }
-        let mut order: Vec<_> = answers.rows().iter().collect();
+        let mut order: Vec<_> = plan.rows().iter().zip(answers.rows()).collect();
         self.rng.shuffle(&mut order);
-        for row in order {
+        for (planned, row) in order {
+            if self.rng.chance(self.row_failure_percent) {
+                self.poison(planned);
+                outcome.push_failed_row(row.request_id, "injected into a row".to_owned());
+                continue;
+            }
             let (tokens, drafts) = (answers.tokens(row), answers.drafts(row));
             outcome.push_row(row.request_id, tokens, row.n_accepted, drafts);
         }

@@ -1,6 +1,6 @@
 //! The hash language model: like attention, it looks at the KV of all earlier positions.
 
-use engine_types::TokenId;
+use engine_types::{RequestId, TokenId};
 
 use crate::rng::mix;
 
@@ -26,10 +26,26 @@ impl State {
         self.read(self.entry(token))
     }
 
-    /// The token that follows.
-    pub(crate) fn next_token(self, vocab_size: u32) -> TokenId {
-        let n = mix(self.0, 0xf00d) % u64::from(vocab_size);
+    /// The token that follows in requests of this voice.
+    pub(crate) fn next_token(self, vocab_size: u32, voice: Voice) -> TokenId {
+        let n = mix(self.0, 0xf00d ^ voice.0) % u64::from(vocab_size);
         u32::try_from(n).expect("below a u32")
+    }
+}
+
+/// What siblings differ in, as if they were sampled with seeds of their own: otherwise each would
+/// say what the others say, and nobody could tell when they read each other's KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Voice(u64);
+
+impl Voice {
+    /// How many requests in a row have voices of their own.
+    pub(crate) const N: u32 = 8;
+    /// That of all requests without siblings, and of the first of those with some.
+    pub(crate) const FIRST: Self = Self(0);
+
+    pub(crate) fn of(id: RequestId) -> Self {
+        Self(id.0 % u64::from(Self::N))
     }
 }
 
@@ -52,6 +68,6 @@ impl Drafter {
     /// id. Which of them depends on every KV entry that the layer has read.
     pub(crate) fn draft(self, read: State, right: TokenId) -> TokenId {
         let is_right = mix(read.0, 0xacc) % 100 < u64::from(self.accuracy_percent);
-        if is_right { right } else { read.next_token(self.vocab_size) }
+        if is_right { right } else { read.next_token(self.vocab_size, Voice::FIRST) }
     }
 }

@@ -2,7 +2,7 @@
 
 use engine_types::{ExecutorLimits, FinishReason, Request, TokenId};
 
-use crate::model::{Drafter, State, draft_entry};
+use crate::model::{Drafter, State, Voice, draft_entry};
 
 /// A request's output if nothing interrupts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,16 +24,17 @@ pub fn serial(request: &Request, limits: &ExecutorLimits, eos_token_ids: &[Token
     let pool_tokens = limits.num_blocks as usize * limits.block_size as usize;
     let mut tokens = vec![];
     loop {
-        let token = state.next_token(limits.vocab_size);
+        let token = state.next_token(limits.vocab_size, Voice::of(request.id));
         tokens.push(token);
         state = state.extend(token);
         let n_tokens = request.prompt.len() + tokens.len();
         let stop = params.stop_sequences.iter().position(|stop| tokens.ends_with(stop));
-        let reason = if eos_token_ids.contains(&token) && !params.ignore_eos {
+        let may_end = tokens.len() >= params.min_tokens as usize;
+        let reason = if may_end && eos_token_ids.contains(&token) && !params.ignore_eos {
             FinishReason::Eos(token)
-        } else if params.stop_token_ids.contains(&token) {
+        } else if may_end && params.stop_token_ids.contains(&token) {
             FinishReason::StopToken(token)
-        } else if let Some(index) = stop {
+        } else if let Some(index) = stop.filter(|_| may_end) {
             FinishReason::StopSequence(index)
         } else if tokens.len() == params.max_tokens as usize {
             FinishReason::MaxTokens
@@ -53,6 +54,7 @@ pub fn serial(request: &Request, limits: &ExecutorLimits, eos_token_ids: &[Token
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SerialDrafter {
     drafter: Drafter,
+    voice: Voice,
     state: State,
     /// The target's KV entry of the last token: the layer's own follows with the token behind it.
     last_entry: Option<u64>,
@@ -60,8 +62,8 @@ pub(crate) struct SerialDrafter {
 }
 
 impl SerialDrafter {
-    pub(crate) fn new(drafter: Drafter) -> Self {
-        Self { drafter, state: State::EMPTY, last_entry: None, read: State::EMPTY }
+    pub(crate) fn new(drafter: Drafter, voice: Voice) -> Self {
+        Self { drafter, voice, state: State::EMPTY, last_entry: None, read: State::EMPTY }
     }
 
     pub(crate) fn push(&mut self, token: TokenId) {
@@ -76,7 +78,8 @@ impl SerialDrafter {
     pub(crate) fn drafts(&self, n: usize) -> Vec<TokenId> {
         let (mut state, mut read) = (self.state, self.read);
         let next = |_| {
-            let draft = self.drafter.draft(read, state.next_token(self.drafter.vocab_size));
+            let right = state.next_token(self.drafter.vocab_size, self.voice);
+            let draft = self.drafter.draft(read, right);
             (state, read) = (state.extend(draft), read.extend(draft));
             draft
         };

@@ -2,7 +2,7 @@
 
 use engine_types::{ExecutorLimits, TokenId};
 
-use crate::model::{Drafter, State};
+use crate::model::{Drafter, State, Voice};
 use crate::oracle::SerialDrafter;
 use crate::rng::Rng;
 
@@ -29,7 +29,7 @@ impl Text {
         let mut tokens: Vec<_> = (0..n_random).map(|_| token(rng, limits)).collect();
         let mut state = tokens.iter().fold(State::EMPTY, |state, token| state.extend(*token));
         while tokens.len() < longest as usize {
-            tokens.push(state.next_token(limits.vocab_size));
+            tokens.push(state.next_token(limits.vocab_size, Voice::FIRST));
             state = state.extend(tokens[tokens.len() - 1]);
         }
         Self { tokens, n_random }
@@ -40,7 +40,7 @@ impl Text {
     fn with_drafts(&self, rng: &mut Rng, drafter: Drafter) -> Vec<TokenId> {
         let n_tokens = self.n_random + rng.between(1, 3) as usize;
         let mut tokens = self.tokens[..n_tokens.min(self.tokens.len())].to_vec();
-        let mut serial = SerialDrafter::new(drafter);
+        let mut serial = SerialDrafter::new(drafter, Voice::FIRST);
         tokens.iter().for_each(|token| serial.push(*token));
         tokens.extend(serial.drafts(8));
         tokens
@@ -52,12 +52,16 @@ pub(crate) struct Texts {
     texts: Vec<Text>,
     drafter: Drafter,
     limits: ExecutorLimits,
+    /// What most prompts are no longer than.
+    pub(crate) n_short: u32,
 }
 
 impl Texts {
     pub(crate) fn new(rng: &mut Rng, limits: ExecutorLimits, drafter: Drafter) -> Self {
         let texts = (0..rng.between(1, 3)).map(|_| Text::new(rng, &limits)).collect();
-        Self { texts, drafter, limits }
+        // Of very short ones many start at once, more than a small budget has rows for.
+        let n_short = rng.pick(&[2, 12, 12]).min(longest(&limits) - 1);
+        Self { texts, drafter, limits, n_short }
     }
 
     /// A prompt, of `n_tokens` tokens unless it is one of a text's two special parts.

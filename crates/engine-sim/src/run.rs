@@ -6,13 +6,14 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use engine_types::{
-    BlockId, BlockTables, ExecutorError, FinishReason, MAX_STEPS_IN_FLIGHT, OutputMode,
+    BlockId, BlockTables, ExecutorError, FinishReason, MAX_STEPS_IN_FLIGHT, OutputMode, Request,
     RequestEvent, RequestId, StepExecutor, StepOutcome, StepPlan,
 };
 use scheduler::{Scheduler, SchedulingPolicy, SubmitError};
 
 use crate::executor::HashExecutor;
-use crate::ledger::{Ledger, is_from_outside};
+use crate::ledger::Ledger;
+use crate::model::Voice;
 use crate::oracle::{SerialDrafter, serial};
 use crate::rng::Rng;
 use crate::rules::Rules;
@@ -86,7 +87,7 @@ impl Run {
     fn new(seed: u64) -> Self {
         let workload = Workload::new(seed);
         let executor =
-            HashExecutor::new(workload.limits, seed, workload.drafter, workload.failure_percent);
+            HashExecutor::new(workload.limits, seed, workload.drafter, workload.failure_percents);
         let scheduler = Scheduler::new(workload.config.clone(), executor.limits())
             .expect("workloads are valid");
         Self {
@@ -198,10 +199,12 @@ impl Run {
 
     fn accept(&mut self, id: RequestId, idx: usize) {
         let Workload { limits, config, drafter, requests, .. } = &self.workload;
+        let own = Request { id, ..requests[idx].clone() };
         let request = &requests[idx];
-        let expected = serial(request, limits, &config.eos_token_ids);
+        let expected = serial(&own, limits, &config.eos_token_ids);
         // With more draft layers, drafts depend on earlier rejections as well.
-        let drafter = (limits.n_lookahead_max == 1).then(|| SerialDrafter::new(*drafter));
+        let drafter =
+            (limits.n_lookahead_max == 1).then(|| SerialDrafter::new(*drafter, Voice::of(id)));
         let due = match config.policy {
             SchedulingPolicy::Fcfs => 0,
             SchedulingPolicy::Priority { aging_steps } => {
@@ -274,7 +277,7 @@ impl Run {
         let n_available = blocks.n_free + blocks.n_cached;
         let started = self.trace.plan(plan, self.flights.back(), n_preempted, n_available);
         self.tables.update(plan);
-        self.n_copies += plan.copies().len() as u64;
+        self.check_copies(plan, &started);
         for row in plan.rows() {
             if let Some((_, is_shared)) = started.iter().find(|(id, _)| *id == row.request_id) {
                 self.ledger.start(row.request_id, row.n_computed, *is_shared);
@@ -289,6 +292,23 @@ impl Run {
         }
     }
 
+    /// Checks that blocks are copied to where the own tokens of those begin who share a part of one,
+    /// and nowhere else.
+    fn check_copies(&mut self, plan: &StepPlan, started: &[(RequestId, bool)]) {
+        let block_size = self.workload.limits.block_size;
+        let mut copied_to: Vec<_> = plan.copies().iter().map(|copy| copy.to).collect();
+        self.n_copies += copied_to.len() as u64;
+        for row in plan.rows() {
+            let shares = started.contains(&(row.request_id, true));
+            if shares && !row.n_computed.is_multiple_of(block_size) {
+                let block = self.tables.blocks(row.table)[(row.n_computed / block_size) as usize];
+                let at = copied_to.iter().position(|to| *to == block);
+                copied_to.swap_remove(at.expect("a block that is shared in part is copied"));
+            }
+        }
+        assert!(copied_to.is_empty(), "nothing else is copied");
+    }
+
     /// Collects the oldest step in flight, if there is one, and applies it.
     fn collect(&mut self, time: u64) {
         if self.flights.is_empty() {
@@ -301,10 +321,6 @@ impl Run {
         match result {
             Ok(()) => {
                 self.scheduler.apply(&plan, &outcome, &mut self.events);
-                let is_natural = |event: &RequestEvent| {
-                    end_reason(event).is_none_or(|(_, reason)| !is_from_outside(reason))
-                };
-                assert!(self.events.iter().all(is_natural), "outcomes end nobody from outside");
                 self.trace.apply(&plan, &outcome, &self.events);
             }
             Err(ExecutorError::Step(message)) => {

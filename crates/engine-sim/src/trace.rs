@@ -4,10 +4,12 @@
 use std::collections::{BTreeMap, HashSet};
 
 use engine_types::{
-    PlanRow, Request, RequestEvent, RequestId, StepOutcome, StepPlan, TokenSource, TokensEvent,
+    FinishReason, OutcomeRow, PlanRow, Request, RequestEvent, RequestId, StepOutcome, StepPlan,
+    TokenSource, TokensEvent,
 };
 use scheduler::SchedulerStats;
 
+use crate::ledger::is_from_outside;
 use crate::rules::Rules;
 
 /// Who is before whom; ties by the order of submission.
@@ -314,6 +316,7 @@ impl Trace {
         outcome: &StepOutcome,
         events: &[RequestEvent],
     ) {
+        let mut failed = vec![];
         let mut runs = events.iter().filter_map(|event| match event {
             RequestEvent::Tokens(event) => Some(event),
             _ => None,
@@ -321,12 +324,20 @@ impl Trace {
         for row in plan.rows() {
             let traced = self.of(row.request_id);
             traced.n_in_flight -= 1;
+            if traced.place == Place::Ended {
+                continue;
+            }
+            let answer = outcome.row(row.request_id).expect("every row has an answer");
+            if let Some(why) = outcome.failure(answer) {
+                failed.push((row.request_id, FinishReason::Failed(why.to_owned())));
+                continue;
+            }
             traced.n_valid += row.n_query - row.n_draft;
-            if !row.samples || traced.place == Place::Ended {
+            if !row.samples {
                 continue;
             }
             let event = runs.next().expect("a row's tokens are streamed");
-            check_run(row, outcome, event);
+            check_run(row, (outcome, answer), event);
             traced.n_tokens += event.n_accepted + 1;
             if traced.runs() {
                 traced.n_computed += event.n_accepted;
@@ -334,6 +345,13 @@ impl Trace {
             }
         }
         assert_eq!(runs.next(), None, "only rows have tokens");
+        let from_outside = events.iter().filter_map(|event| match event {
+            RequestEvent::Finished { request_id, reason, .. } if is_from_outside(reason) => {
+                Some((*request_id, reason.clone()))
+            }
+            _ => None,
+        });
+        assert!(from_outside.eq(failed), "an outcome fails those whose rows failed");
     }
 
     /// Enters that a step failed: its requests end, and nobody else.
@@ -368,10 +386,9 @@ impl Trace {
 }
 
 /// What is streamed is the front of the row's run.
-fn check_run(row: &PlanRow, outcome: &StepOutcome, event: &TokensEvent) {
+fn check_run(row: &PlanRow, (outcome, answer): (&StepOutcome, &OutcomeRow), event: &TokensEvent) {
     let id = row.request_id;
     assert_eq!(event.request_id, id, "events come in the order of the rows");
-    let answer = outcome.row(id).expect("every row has an answer");
     assert!(outcome.tokens(answer).starts_with(&event.tokens), "{id}: streams its row's run");
     assert_eq!(event.drafts.len(), row.n_draft as usize, "{id}: the drafts of its row");
     let n_kept = event.tokens.len();

@@ -3,7 +3,7 @@
 use engine_types::{ExecutorLimits, OutputMode, Request, RequestId, SamplingParams};
 use scheduler::{SchedulerConfig, SchedulingPolicy};
 
-use crate::model::Drafter;
+use crate::model::{Drafter, Voice};
 use crate::prompts::{Texts, longest, token};
 use crate::rng::Rng;
 
@@ -45,7 +45,8 @@ pub(crate) struct Workload {
     /// In the order in which they are due.
     pub(crate) commands: Vec<Command>,
     pub(crate) drafter: Drafter,
-    pub(crate) failure_percent: u32,
+    /// How often a step fails, and how often a row alone.
+    pub(crate) failure_percents: (u32, u32),
     /// How often a step in flight is collected before the next one is planned.
     pub(crate) early_percent: u32,
 }
@@ -74,7 +75,7 @@ impl Workload {
             requests,
             commands,
             drafter,
-            failure_percent: rng.pick(&[0, 0, 0, 1, 5]),
+            failure_percents: rng.pick(&[(0, 0), (0, 0), (0, 1), (1, 0), (5, 1)]),
             early_percent: rng.pick(&[0, 0, 10, 50]),
         }
     }
@@ -125,14 +126,16 @@ fn request(
     let longest = longest(limits);
     let n_prompt = match rng.between(0, 9) {
         0 => rng.between(1, longest + 2),
-        1..=4 => rng.between(1, longest / 2),
-        _ => rng.between(1, 12.min(longest - 1)),
+        1..=4 if texts.n_short > 2 => rng.between(1, longest / 2),
+        _ => rng.between(1, texts.n_short),
     };
     let n_stop_ids = if rng.chance(20) { rng.between(1, 2) } else { 0 };
     let n_stops = if rng.chance(30) { rng.between(1, 2) } else { 0 };
     let k = config.num_speculative_tokens;
+    let max_tokens = rng.between(1, 60);
     let params = SamplingParams {
-        max_tokens: rng.between(1, 60),
+        max_tokens,
+        min_tokens: if rng.chance(20) { rng.between(0, max_tokens) } else { 0 },
         ignore_eos: rng.chance(40),
         stop_token_ids: (0..n_stop_ids).map(|_| token(rng, limits)).collect(),
         stop_sequences: (0..n_stops)
@@ -141,7 +144,7 @@ fn request(
         num_speculative_tokens: rng.chance(30).then(|| rng.between(0, k)),
         ..SamplingParams::default()
     };
-    let id = |n| RequestId(u64::from(8 * idx + n));
+    let id = |n| RequestId(u64::from(Voice::N * idx + n));
     let n_siblings = if rng.chance(25) { rng.between(1, 4) } else { 0 };
     let mut siblings: Vec<_> = (1..=n_siblings).map(id).collect();
     if rng.chance(2) {

@@ -133,24 +133,6 @@ fn a_preempted_request_waits_until_it_can_stay() {
 }
 
 #[test]
-fn who_lacks_blocks_keeps_its_own_until_others_need_them() {
-    let mut rig = Rig::new(config(0), limits(4, 4));
-    rig.submit(1, 5, 3);
-    rig.submit(2, 8, 4);
-    rig.step();
-    // Nobody of a worse rank has a block for the second one.
-    for n_computed in [5, 6] {
-        rig.plan();
-        assert_eq!(rig.rows(), [(1, n_computed, 1, 0)]);
-        assert_eq!((rig.stats().n_running, rig.stats().blocks.n_used), (2, 4));
-        rig.apply();
-    }
-    rig.plan();
-    assert_eq!(rig.rows(), [(2, 8, 1, 0)]);
-    assert_eq!(rig.stats().n_preemptions, 0);
-}
-
-#[test]
 fn a_failed_step_fails_its_requests_alone() {
     let mut limits = limits(4, 16);
     limits.max_num_seqs = 1;
