@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use engine_types::{
-    ExecutorError, ExecutorLimits, FinishReason, OutputMode, Request, RequestEvent, RequestId,
-    SamplingParams, StepOutcome, StepPlan, StepQueue, TokenId, TokenSource,
+    BlockTables, ExecutorError, ExecutorLimits, FinishReason, OutputMode, Request, RequestEvent,
+    RequestId, SamplingParams, StepOutcome, StepPlan, StepQueue, TokenId, TokenSource,
 };
 
 use crate::{DraftPolicy, Scheduler, SchedulerConfig, SchedulerStats};
@@ -75,6 +75,7 @@ pub(super) struct Rig {
     n_in_flight_max: usize,
     in_flight: VecDeque<StepPlan>,
     queue: StepQueue,
+    tables: BlockTables,
 }
 
 impl Rig {
@@ -93,6 +94,7 @@ impl Rig {
             n_in_flight_max,
             in_flight: VecDeque::new(),
             queue: StepQueue::default(),
+            tables: BlockTables::default(),
         }
     }
 
@@ -110,6 +112,12 @@ impl Rig {
         let has_work = self.scheduler.plan(&mut self.plan, &mut self.events);
         self.scheduler.check_invariants();
         if has_work {
+            self.tables.update(&self.plan);
+            for row in self.plan.rows() {
+                let slot = self.scheduler.entries.slot(row.request_id).unwrap();
+                let blocks = self.scheduler.entries[slot].table.blocks();
+                assert_eq!(self.tables.blocks(row.table), blocks, "{row:?}");
+            }
             self.queue.launch(&self.plan);
             self.in_flight.push_back(self.plan.clone());
         }
