@@ -11,7 +11,7 @@ use engine_types::{
 use model_config::ModelConfig;
 use model_runner::{Runner, RunnerOptions};
 use models::{ComputeDtype, LoadOptions};
-use scheduler::SchedulerConfig;
+use scheduler::{DraftPolicy, SchedulerConfig};
 
 use crate::oracle::Checkpoint;
 use crate::recorder::{Recorder, Records};
@@ -105,6 +105,7 @@ pub fn scheduler_config(
         max_num_seqs: options.max_num_seqs,
         max_num_batched_tokens: options.max_num_batched_tokens,
         num_speculative_tokens: options.num_speculative_tokens,
+        drafting: DraftPolicy::Fixed,
         eos_token_ids: ModelConfig::load(&checkpoint.dir()?)?.eos_token_ids,
         enable_prefix_caching: false,
         ..SchedulerConfig::default()

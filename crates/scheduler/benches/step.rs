@@ -13,7 +13,7 @@ use engine_types::{
     ExecutorLimits, OutputMode, Request, RequestEvent, RequestId, SamplingParams, StepOutcome,
     StepPlan,
 };
-use scheduler::{Scheduler, SchedulerConfig};
+use scheduler::{DraftPolicy, Scheduler, SchedulerConfig};
 
 const K: u32 = 3;
 const BLOCK_SIZE: u32 = 16;
@@ -63,6 +63,7 @@ impl Bench {
             num_speculative_tokens: K,
             enable_prefix_caching: is_caching,
             output_mode,
+            drafting: DraftPolicy::Fixed,
             ..SchedulerConfig::default()
         };
         let mut bench = Self {

@@ -13,9 +13,9 @@ use crate::scheduler::{PlannedRow, Scheduler};
 #[derive(Clone, Copy)]
 struct Answer<'a> {
     row: &'a PlanRow,
-    run: &'a [TokenId],
+    run: StepTokens,
     n_accepted: u32,
-    proposals: &'a [TokenId],
+    proposals: StepTokens,
     logprobs: &'a [TokenLogprobs],
     prompt_logprobs: &'a [TokenLogprobs],
     failure: Option<&'a str>,
@@ -56,20 +56,38 @@ impl Scheduler {
             let answer = &outcome.rows()[row_idx.expect("a planned row has an outcome row")];
             let answer = Answer {
                 row,
-                run: outcome.tokens(answer),
+                run: outcome.run(answer),
                 n_accepted: answer.n_accepted,
-                proposals: outcome.drafts(answer),
+                proposals: outcome.proposals(answer),
                 logprobs: outcome.logprobs(answer),
                 prompt_logprobs: outcome.prompt_logprobs(answer),
                 failure: outcome.failure(answer),
             };
             if let Some(reason) = self.apply_row(*planned, plan, answer, events) {
+                self.publish();
                 self.finish(slot, reason, events);
             } else if row.samples {
                 self.release_held(slot);
             }
         }
+        self.publish();
         self.spare_rows.push(planned);
+    }
+
+    /// Lets others find the blocks that have been completed since the last call.
+    ///
+    /// Where their keys belong in the prefix cache is far apart, so that each access waits for
+    /// memory. It waits once for all of them, not for each in turn.
+    fn publish(&mut self) {
+        for slot in &self.unpublished {
+            self.entries[*slot].hash_blocks(&mut self.pool);
+        }
+        for slot in &self.unpublished {
+            self.entries[*slot].touch(&self.pool);
+        }
+        for slot in self.unpublished.drain(..) {
+            self.entries[slot].publish(&mut self.pool);
+        }
     }
 
     /// Notes at each request which outcome row is its own.
@@ -96,7 +114,7 @@ impl Scheduler {
         if let Some(message) = answer.failure {
             return Some(FinishReason::Failed(message.to_owned()));
         }
-        let drafts = StepTokens::from(&entry.drafts[..row.n_draft as usize]);
+        let drafts = entry.drafts.first(row.n_draft);
         check_answer(answer, &drafts);
         entry.hand_out_prompt_logprobs(row, answer.prompt_logprobs, events);
         let has_kv = entry.epoch == planned.epoch;
@@ -112,21 +130,26 @@ impl Scheduler {
             n_prompt: entry.n_prompt as usize,
             max_model_len: self.limits.max_model_len as usize,
         };
-        let commit = commit(&rules, entry.generated(), run);
-        let commit = entry.follow(run, commit);
+        let mut commit = commit(&rules, entry.generated(), &run);
+        if entry.is_followed() {
+            commit = entry.follow(&run, commit);
+        }
         let kept = &run[..commit.n_kept];
         let n_accepted = answer.n_accepted.min(to_u32(kept.len() - 1));
         entry.tokens.extend_from_slice(kept);
-        entry.drafts = if has_kv { answer.proposals.into() } else { StepTokens::default() };
-        entry.spec_decode.record_step(row.n_draft as usize, n_accepted as usize);
-        self.totals.spec_decode.record_step(row.n_draft as usize, n_accepted as usize);
+        entry.drafts = if has_kv { answer.proposals } else { StepTokens::default() };
+        if !row.prefill {
+            entry.acceptance.record(row.n_draft, answer.n_accepted);
+        }
+        entry.verified.record_step(row.n_draft, n_accepted);
+        self.verified.record_step(row.n_draft, n_accepted);
         self.totals.n_generated_tokens += kept.len() as u64;
         events.push(RequestEvent::Tokens(TokensEvent {
             request_id: entry.id,
-            tokens: kept.into(),
+            tokens: run.first(to_u32(kept.len())),
             n_accepted,
             drafts,
-            logprobs: answer.logprobs.iter().take(kept.len()).cloned().collect(),
+            logprobs: first_of(answer.logprobs, kept.len()),
         }));
         if has_kv {
             self.enter_kv(planned, row, n_accepted);
@@ -143,8 +166,15 @@ impl Scheduler {
         let n_pending = entry.n_tokens() - entry.n_computed;
         assert!(n_pending == 1 || !row.samples, "{}: one token without KV [INV-5]", entry.id);
         entry.settle(start, n_accepted);
-        entry.publish(&mut self.pool);
+        if self.pool.has_unpublished(&entry.table, entry.n_settled()) {
+            self.unpublished.push(planned.slot);
+        }
     }
+}
+
+/// The entries of the first `n` tokens, if there are any.
+fn first_of(logprobs: &[TokenLogprobs], n: usize) -> Vec<TokenLogprobs> {
+    if logprobs.is_empty() { vec![] } else { logprobs[..n].to_vec() }
 }
 
 /// Checks that a row begins where its request's KV ends.
@@ -163,6 +193,7 @@ fn check_answer(answer: Answer<'_>, drafts: &[TokenId]) {
     assert_eq!(row.samples, !run.is_empty(), "{id}: tokens exactly for a row that samples");
     assert!(n_accepted <= row.n_draft, "{id}: more drafts accepted than verified");
     let n_accepted = n_accepted as usize;
-    assert_eq!(run[..n_accepted], drafts[..n_accepted], "{id}: an accepted draft is a draft");
+    let mut pairs = run.iter().zip(drafts).take(n_accepted);
+    assert!(pairs.all(|(token, draft)| token == draft), "{id}: an accepted draft is a draft");
     assert_eq!(proposals.len(), row.n_propose as usize, "{id}: as many drafts as planned");
 }

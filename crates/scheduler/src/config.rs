@@ -2,6 +2,7 @@
 
 use engine_types::{ExecutorLimits, MAX_SPECULATIVE_TOKENS, OutputMode, TokenId};
 
+use crate::drafting::DraftPolicy;
 use crate::error::ConfigError;
 
 /// Who goes first when not everybody can.
@@ -46,6 +47,8 @@ pub struct SchedulerConfig {
     /// Drafts a step and request, 0 to 8; 0 turns drafting off. It is this number everywhere,
     /// never the width of the verify window.
     pub num_speculative_tokens: u32,
+    /// How many of them a request makes in a step; fewer never change an output.
+    pub drafting: DraftPolicy,
     /// The ids that end a request unless it ignores them.
     pub eos_token_ids: Vec<TokenId>,
     /// Whether requests with the same prefix share its KV. Outputs are the same either way.
@@ -63,6 +66,7 @@ impl Default for SchedulerConfig {
             chunk_alignment: 64,
             output_mode: OutputMode::Immediate,
             num_speculative_tokens: 0,
+            drafting: DraftPolicy::default(),
             eos_token_ids: vec![],
             enable_prefix_caching: true,
         }
@@ -93,6 +97,7 @@ impl SchedulerConfig {
         if limits.max_model_len < 2 {
             return Err(ConfigError::ModelTooShort { max_model_len: limits.max_model_len });
         }
+        self.drafting.validate()?;
         let (value, block_size) = (self.long_prefill_token_threshold, limits.block_size);
         if value != 0 && value < block_size {
             return Err(ConfigError::PrefillThreshold { value, block_size });

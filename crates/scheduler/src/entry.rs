@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use engine_types::{
     BoxedGuide, BoxedStopTexts, ExecutorLimits, FinishReason, PlanRow, Request, RequestEvent,
-    RequestId, Sampler, SamplingParams, SpecDecodeStats, StepTokens, TokenId, TokenLogprobs, Usage,
+    RequestId, Sampler, SamplingParams, StepTokens, TokenId, TokenLogprobs, Usage,
 };
 use kv_block_manager::{BlockPool, BlockTable, PrefixKeys, PrefixSpace, blocks_for};
 
+use crate::drafting::Acceptance;
 use crate::entries::Slot;
 use crate::flight::Flight;
 use crate::queue::Rank;
+use crate::verify_counts::VerifyCounts;
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +70,9 @@ pub(crate) struct Entry {
     pub(crate) held: Vec<Slot>,
     /// The request with the same prompt that held it, and may still have the prompt's KV.
     pub(crate) source: Option<(Slot, RequestId)>,
-    pub(crate) spec_decode: SpecDecodeStats,
+    pub(crate) verified: VerifyCounts,
+    /// How its drafts fared of late.
+    pub(crate) acceptance: Acceptance,
     /// The outcome's row for it, while an outcome is applied.
     pub(crate) outcome_row: Option<usize>,
     /// The proposals to verify next.
@@ -125,7 +129,8 @@ impl Entry {
             flight: None,
             held: vec![],
             source: None,
-            spec_decode: SpecDecodeStats::default(),
+            verified: VerifyCounts::default(),
+            acceptance: Acceptance::default(),
             outcome_row: None,
             drafts: StepTokens::default(),
         }
@@ -170,14 +175,14 @@ impl Entry {
         n_tokens - self.n_prompt >= self.params.max_tokens || n_tokens >= max_model_len
     }
 
-    /// Drafts to propose after a step that begins with `n_tokens` tokens at least and writes up to
+    /// How many of `k` drafts to propose after a step that begins with `n_tokens` tokens at least and writes up to
     /// `n_written`, such that no position outside the model is written; 0 if the step's first token
     /// is surely the last.
-    pub(crate) fn n_propose(&self, n_tokens: u32, n_written: u32, max_model_len: u32) -> u32 {
-        if self.surely_ends(n_tokens + 1, max_model_len) {
+    pub(crate) fn n_propose(&self, k: u32, n_tokens: u32, n_written: u32, max_len: u32) -> u32 {
+        if self.surely_ends(n_tokens + 1, max_len) {
             return 0;
         }
-        self.k.min(max_model_len + 1 - n_written)
+        k.min(max_len + 1 - n_written)
     }
 
     /// Starts with the KV of the first `n_hit` tokens, which others have computed, and the
@@ -211,6 +216,17 @@ impl Entry {
         self.n_sources.saturating_sub(self.keys.n_lookahead())
     }
 
+    /// Computes the keys of what [`publish`](Self::publish) enters.
+    pub(crate) fn hash_blocks(&mut self, pool: &mut BlockPool) {
+        let n_settled = self.n_settled();
+        pool.hash_blocks(&mut self.keys, &self.tokens, n_settled);
+    }
+
+    /// Fetches the memory that [`publish`](Self::publish) needs.
+    pub(crate) fn touch(&self, pool: &BlockPool) {
+        pool.touch(&self.table, &self.keys);
+    }
+
     /// Lets others find the full blocks whose KV is final and made of committed tokens alone.
     pub(crate) fn publish(&mut self, pool: &mut BlockPool) {
         let n_settled = self.n_settled();
@@ -227,7 +243,7 @@ impl Entry {
                 completion_tokens: self.n_tokens() - self.n_prompt,
                 cached_tokens: self.n_cached,
             },
-            spec_decode: Box::new(self.spec_decode),
+            spec_decode: Box::new(self.verified.stats()),
         }
     }
 }

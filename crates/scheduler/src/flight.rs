@@ -1,6 +1,6 @@
 //! What a step that has been planned will have done to a request, before its outcome is known.
 
-use engine_types::{PlanRow, StepId};
+use engine_types::StepId;
 
 use crate::entry::Entry;
 
@@ -11,24 +11,11 @@ pub(crate) struct Flight {
     /// Which row of that step.
     pub(crate) row: u32,
     /// Known tokens that it queries.
-    n_known: u32,
-    n_draft: u32,
-    samples: bool,
+    pub(crate) n_known: u32,
+    pub(crate) n_draft: u32,
+    pub(crate) samples: bool,
     /// Drafts that it proposes.
     pub(crate) n_propose: u32,
-}
-
-impl Flight {
-    pub(crate) fn new(step: StepId, row_idx: usize, row: &PlanRow) -> Self {
-        Self {
-            step,
-            row: u32::try_from(row_idx).expect("rows are counted in u32"),
-            n_known: row.n_query - row.n_draft,
-            n_draft: row.n_draft,
-            samples: row.samples,
-            n_propose: row.n_propose,
-        }
-    }
 }
 
 /// Where a request's next row begins, as far as that is known.

@@ -6,12 +6,14 @@ use crate::commit::Commit;
 use crate::entry::Entry;
 
 impl Entry {
+    /// Whether the request has a grammar or stop texts.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.guide.is_some() || self.stop_texts.is_some()
+    }
+
     /// Lets the request's grammar and stop texts follow the tokens that `commit` keeps of `run`,
     /// and cuts it where they end the request before.
     pub(crate) fn follow(&mut self, run: &[TokenId], commit: Commit) -> Commit {
-        if self.guide.is_none() && self.stop_texts.is_none() {
-            return commit;
-        }
         let n_before = self.generated().len();
         for (idx, token) in run[..commit.n_kept].iter().enumerate() {
             let n_kept = idx + 1;

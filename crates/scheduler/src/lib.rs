@@ -92,6 +92,7 @@ mod sampling;
 mod scheduler;
 mod stats;
 mod submit;
+mod verify_counts;
 
 #[cfg(test)]
 mod tests;

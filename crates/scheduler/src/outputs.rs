@@ -60,10 +60,11 @@ impl Scheduler {
         if n_tokens_max > max_model_len {
             return Room::Later;
         }
+        let k = self.draft_length(slot);
         let entry = &mut self.entries[slot];
         let n_drafts = source.map_or_else(|| entry.n_allowed_drafts(), |flight| flight.n_propose);
         let n_draft = n_drafts.min(budget - 1).min(max_model_len - n_tokens_max);
-        let n_propose = entry.n_propose(n_tokens, n_tokens_max + n_draft, max_model_len);
+        let n_propose = entry.n_propose(k, n_tokens, n_tokens_max + n_draft, max_model_len);
         let choices = [(n_draft, n_propose), (n_draft, n_propose.min(1)), (0, n_propose.min(1))];
         for (n_draft, n_propose) in choices {
             let n_written = n_tokens_max + n_draft + n_propose.saturating_sub(1);

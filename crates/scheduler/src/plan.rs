@@ -108,6 +108,13 @@ impl Scheduler {
         (!is_last).then_some(frontier)
     }
 
+    /// How many drafts the policy lets a request make now.
+    pub(crate) fn draft_length(&self, slot: Slot) -> u32 {
+        let entry = &self.entries[slot];
+        let n_running = u32::try_from(self.running.len()).expect("at most max_num_seqs");
+        self.config.drafting.draft_length(entry.k, &entry.acceptance, n_running)
+    }
+
     /// Appends the row of a request that queries `n_known` tokens whose KV it lacks, in flight or
     /// committed, and `n_draft` drafts.
     pub(crate) fn push_row(
@@ -163,8 +170,10 @@ impl Scheduler {
                 plan.mask_last_row(&self.masks);
             }
         }
-        let row_idx = draft.rows.len();
-        entry.flight = Some(Flight::new(self.next_step, row_idx, &plan.rows()[row_idx]));
+        let row = u32::try_from(draft.rows.len()).expect("rows are counted in u32");
+        let samples = spec.samples;
+        entry.flight =
+            Some(Flight { step: self.next_step, row, n_known, n_draft, samples, n_propose });
         draft.rows.push(PlannedRow { slot, epoch: entry.epoch });
         draft.n_prefill_rows += usize::from(spec.prefill);
         draft.budget -= n_known + n_draft;

@@ -158,9 +158,10 @@ impl Scheduler {
 
     /// Grows the table behind a whole prompt for the drafts after it, and returns their number.
     fn reserve_proposals(&mut self, slot: Slot) -> u32 {
+        let k = self.draft_length(slot);
         let entry = &mut self.entries[slot];
         let n_tokens = entry.n_tokens();
-        let n_propose = entry.n_propose(n_tokens, n_tokens, self.limits.max_model_len);
+        let n_propose = entry.n_propose(k, n_tokens, n_tokens, self.limits.max_model_len);
         let n_written = n_tokens + n_propose.saturating_sub(1);
         if self.pool.ensure_capacity(&mut entry.table, n_written) {
             n_propose

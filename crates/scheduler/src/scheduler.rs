@@ -15,6 +15,7 @@ use crate::queue::{Rank, RankedQueue};
 use crate::sampling::{sampler, sibling_seed};
 use crate::stats::SchedulerStats;
 use crate::submit::RequestRules;
+use crate::verify_counts::VerifyCounts;
 
 /// Decides what each step does and keeps the requests' books.
 ///
@@ -46,9 +47,12 @@ pub struct Scheduler {
     pub(crate) in_flight: VecDeque<PlannedStep>,
     pub(crate) next_step: StepId,
     pub(crate) totals: SchedulerStats,
+    /// Of all requests; `totals` does not have it.
+    pub(crate) verified: VerifyCounts,
     /// Reused buffers.
     pub(crate) spare_rows: Vec<Vec<PlannedRow>>,
     pub(crate) order: Vec<Slot>,
+    pub(crate) unpublished: Vec<Slot>,
     pub(crate) masks: Vec<u32>,
 }
 
@@ -94,8 +98,10 @@ impl Scheduler {
             in_flight: VecDeque::new(),
             next_step: StepId::default(),
             totals: SchedulerStats::default(),
+            verified: VerifyCounts::default(),
             spare_rows: vec![],
             order: vec![],
+            unpublished: vec![],
             masks: vec![],
             config,
         })
@@ -163,10 +169,10 @@ impl Scheduler {
     /// Lets the requests wait for their turn that were held until the prompt in `slot` is computed
     /// or given up.
     pub(crate) fn release_held(&mut self, slot: Slot) {
-        let entry = &mut self.entries[slot];
-        if entry.held.is_empty() {
+        if self.n_held == 0 {
             return;
         }
+        let entry = &mut self.entries[slot];
         let source = Some((slot, entry.id));
         for sibling in std::mem::take(&mut entry.held) {
             let entry = &mut self.entries[sibling];
@@ -223,6 +229,7 @@ impl Scheduler {
             n_waiting: self.waiting.len() + self.n_held,
             n_preempted: self.n_preempted,
             blocks: self.pool.stats(),
+            spec_decode: self.verified.stats(),
             ..self.totals
         }
     }

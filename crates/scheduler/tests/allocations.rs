@@ -9,7 +9,7 @@ use engine_types::{
     ExecutorLimits, OutputMode, Request, RequestEvent, RequestId, SamplingParams, StepOutcome,
     StepPlan, StepQueue,
 };
-use scheduler::{Scheduler, SchedulerConfig};
+use scheduler::{DraftPolicy, Scheduler, SchedulerConfig};
 
 const K: u32 = 3;
 const N_REQUESTS: u32 = 64;
@@ -29,6 +29,7 @@ fn scheduler(output_mode: OutputMode, k: u32, enable_prefix_caching: bool) -> Sc
         max_num_seqs: N_REQUESTS,
         output_mode,
         num_speculative_tokens: k,
+        drafting: DraftPolicy::Fixed,
         enable_prefix_caching,
         ..SchedulerConfig::default()
     };
@@ -38,7 +39,7 @@ fn scheduler(output_mode: OutputMode, k: u32, enable_prefix_caching: bool) -> Sc
 /// A request with a prompt that no other one has. They end at different places in a block.
 fn request(id: u32, n_prompt: u32) -> Request {
     let params =
-        SamplingParams { max_tokens: 90 + id % 8, ignore_eos: true, ..SamplingParams::default() };
+        SamplingParams { max_tokens: 80 + id % 20, ignore_eos: true, ..SamplingParams::default() };
     Request {
         id: RequestId(u64::from(id)),
         prompt: vec![id; n_prompt as usize],
@@ -116,17 +117,18 @@ fn a_warm_step_allocates_nothing() {
     for output_mode in [OutputMode::Immediate, OutputMode::Deferred] {
         for (k, enable_prefix_caching) in [(0, false), (0, true), (K, false), (K, true)] {
             let mut engine = Engine::new(output_mode, k, enable_prefix_caching);
-            // Longer requests first: the buffers of the batch itself grow to their size.
-            for (is_warm, n_prompt) in [(false, 400), (true, 100)] {
+            // Longer requests and a full step first: the buffers of the batch itself grow to their
+            // size.
+            for (round, n_prompt) in [(0, 400), (1, 100), (2, 100)] {
                 for id in 0..N_REQUESTS {
-                    let id = id + u32::from(is_warm) * N_REQUESTS;
+                    let id = id + round * N_REQUESTS;
                     engine.scheduler.submit(request(id, n_prompt)).expect("it can be served");
                 }
                 let mut n_steps = 0;
                 while !engine.scheduler.is_idle() {
                     let (n_allocations, n_ends) = engine.step(n_steps % 4);
                     // The end of a request hands its counts out in a box.
-                    if is_warm {
+                    if round == 2 {
                         let place = format!("{output_mode:?}, k = {k}, {enable_prefix_caching}");
                         assert_eq!(n_allocations, n_ends, "step {n_steps}, {place}");
                     }

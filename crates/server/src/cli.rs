@@ -75,6 +75,10 @@ pub(crate) struct EngineArgs {
     /// tokens [default: no limit]
     #[arg(long, value_parser = seconds)]
     pub(crate) max_queue_wait: Option<Duration>,
+    /// How many drafts a request makes in a step: always --num-speculative-tokens, or up to that as
+    /// many as pay by its acceptance and the size of the batch; outputs are the same either way
+    #[arg(long, value_enum, default_value_t = DraftingArg::Fixed)]
+    pub(crate) drafting: DraftingArg,
     /// Whether the next step is planned and launched before the tokens of this one have come, so
     /// that a device does not wait for the host; outputs are the same either way
     #[arg(long, value_enum, default_value_t = OutputModeArg::Immediate)]
@@ -220,6 +224,15 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0);
     let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     duration.ok_or_else(|| "give a number of seconds above 0".to_owned())
+}
+
+/// How the number of drafts is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DraftingArg {
+    /// Always --num-speculative-tokens
+    Fixed,
+    /// As many as pay
+    Adaptive,
 }
 
 /// When the host learns a step's tokens.

@@ -9,11 +9,13 @@ use engine_types::OutputMode;
 use model_config::{ConfigSummary, ModelConfig, RawConfig, StoredDtype};
 use model_runner::{IndexCacheDtype, Runner, RunnerError, RunnerOptions};
 use models::{ComputeDtype, LoadOptions};
-use scheduler::{SchedulerConfig, SchedulingPolicy};
+use scheduler::{DraftPolicy, SchedulerConfig, SchedulingPolicy};
 use spec_decode::IndexShare;
 use tokenization::Tokenizer;
 
-use crate::cli::{Dtype, EngineArgs, IndexCacheArg, IndexShareArg, OutputModeArg, PolicyArg};
+use crate::cli::{
+    DraftingArg, Dtype, EngineArgs, IndexCacheArg, IndexShareArg, OutputModeArg, PolicyArg,
+};
 
 /// Steps of waiting that make up for one level of priority where no flag says it.
 const PRIORITY_AGING_STEPS: u32 = 1000;
@@ -111,6 +113,10 @@ fn scheduler_config(args: &EngineArgs, model: &ModelConfig) -> Result<SchedulerC
             OutputModeArg::Deferred => OutputMode::Deferred,
         },
         num_speculative_tokens: args.num_speculative_tokens,
+        drafting: match args.drafting {
+            DraftingArg::Adaptive => DraftPolicy::default(),
+            DraftingArg::Fixed => DraftPolicy::Fixed,
+        },
         eos_token_ids: model.eos_token_ids.clone(),
         enable_prefix_caching: !args.no_prefix_caching,
     })

@@ -13,7 +13,7 @@ use grpc_api::inference::v1::generate_stream_request::Prompt;
 use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
 use grpc_api::inference::v1::{GenerateRequest, GenerateStreamRequest, StoppingParams, TokenIds};
 use grpc_server::{ModelInfo, ServeConfig, Service, serve};
-use scheduler::SchedulerConfig;
+use scheduler::{DraftPolicy, SchedulerConfig};
 use tokenization::Tokenizer;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -163,6 +163,7 @@ impl Server {
             scheduler: SchedulerConfig {
                 max_queued_requests: setup.max_queued_requests,
                 num_speculative_tokens: 3,
+                drafting: DraftPolicy::Fixed,
                 enable_prefix_caching: setup.prefix_caching,
                 ..SchedulerConfig::default()
             },
