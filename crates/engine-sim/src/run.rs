@@ -12,6 +12,7 @@ use engine_types::{
 use scheduler::{Scheduler, SchedulingPolicy, SubmitError};
 
 use crate::executor::HashExecutor;
+use crate::kv_mirror::KvMirror;
 use crate::ledger::Ledger;
 use crate::model::Voice;
 use crate::oracle::{SerialDrafter, serial};
@@ -73,6 +74,7 @@ struct Run {
     events: Vec<RequestEvent>,
     ledger: Ledger,
     trace: Trace,
+    mirror: Option<KvMirror>,
     /// The salt of each request.
     salts: HashMap<RequestId, Option<Vec<u8>>>,
     /// The salt of the request that wrote each block last.
@@ -88,10 +90,11 @@ impl Run {
         let workload = Workload::new(seed);
         let executor =
             HashExecutor::new(workload.limits, seed, workload.drafter, workload.failure_percents);
-        let scheduler = Scheduler::new(workload.config.clone(), executor.limits())
+        let mut scheduler = Scheduler::new(workload.config.clone(), executor.limits())
             .expect("workloads are valid");
         Self {
             trace: Trace::new(Rules::new(&workload.config, &workload.limits)),
+            mirror: workload.has_mirror.then(|| KvMirror::new(&mut scheduler)),
             max_flights: match workload.config.output_mode {
                 OutputMode::Immediate => 1,
                 OutputMode::Deferred => MAX_STEPS_IN_FLIGHT,
@@ -160,12 +163,18 @@ impl Run {
             match command.action {
                 Action::Submit(idx) => self.submit(idx),
                 Action::Abort(id) => self.end(id, FinishReason::Aborted, Scheduler::abort),
+                Action::ClearCache => self.clear_cache(),
                 Action::Expire(id) => {
                     self.end(id, FinishReason::DeadlineExceeded, Scheduler::expire);
                 }
             }
             self.check();
         }
+    }
+
+    fn clear_cache(&mut self) {
+        self.scheduler.clear_prefix_cache();
+        assert_eq!(self.scheduler.stats().blocks.n_cached, 0, "nothing is cached any more");
     }
 
     fn submit(&mut self, idx: usize) {
@@ -341,6 +350,9 @@ impl Run {
         self.scheduler.check_invariants();
         let stats = self.scheduler.stats();
         self.trace.check(&stats);
+        if let Some(mirror) = &mut self.mirror {
+            mirror.check(&mut self.scheduler);
+        }
         assert_eq!(stats.n_running + stats.n_waiting, self.ledger.n_unfinished());
         assert_eq!(stats.n_generated_tokens, self.ledger.n_tokens);
         assert_eq!(stats.n_prompt_tokens, self.ledger.n_prompt_tokens);

@@ -1,7 +1,7 @@
 //! Workloads of a seed.
 
 use engine_types::{ExecutorLimits, OutputMode, Request, RequestId, SamplingParams};
-use scheduler::{SchedulerConfig, SchedulingPolicy};
+use scheduler::{DraftPolicy, SchedulerConfig, SchedulingPolicy};
 
 use crate::model::{Drafter, Voice};
 use crate::prompts::{Texts, longest, token};
@@ -28,6 +28,7 @@ pub(crate) enum Action {
     Submit(usize),
     Abort(RequestId),
     Expire(RequestId),
+    ClearCache,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +48,7 @@ pub(crate) struct Workload {
     pub(crate) drafter: Drafter,
     /// How often a step fails, and how often a row alone.
     pub(crate) failure_percents: (u32, u32),
+    pub(crate) has_mirror: bool,
     /// How often a step in flight is collected before the next one is planned.
     pub(crate) early_percent: u32,
 }
@@ -68,6 +70,10 @@ impl Workload {
             add_commands(&mut rng, requests.len(), &request, &mut commands);
             requests.push(request);
         }
+        for _ in 0..rng.pick(&[0, 0, 1, 3]) {
+            let due = (u64::from(rng.between(0, 60)), moment(&mut rng));
+            commands.push(Command { due, action: Action::ClearCache });
+        }
         commands.sort_by_key(|command| command.due);
         Self {
             config,
@@ -76,6 +82,7 @@ impl Workload {
             commands,
             drafter,
             failure_percents: rng.pick(&[(0, 0), (0, 0), (0, 1), (1, 0), (5, 1)]),
+            has_mirror: rng.chance(50),
             early_percent: rng.pick(&[0, 0, 10, 50]),
         }
     }
@@ -110,6 +117,7 @@ fn config(rng: &mut Rng, limits: &ExecutorLimits) -> SchedulerConfig {
         chunk_alignment: rng.pick(&[1, 4, 64, 64]),
         output_mode,
         num_speculative_tokens: rng.between(0, limits.max_num_speculative_tokens),
+        drafting: if rng.chance(50) { DraftPolicy::Fixed } else { DraftPolicy::default() },
         eos_token_ids: (0..rng.between(0, 2)).map(|_| token(rng, limits)).collect(),
         enable_prefix_caching: rng.chance(75),
     }
