@@ -7,6 +7,10 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::error::SpecDecodeError;
 use crate::metadata::SpecDecodeMetadata;
 
+/// Probabilities that are computed at once: 128 MiB of them. A larger step is verified in parts,
+/// since each takes several times its logits' memory.
+const N_ELEMENTS_MAX: usize = 1 << 24;
+
 /// What the drafts of a step were drawn from.
 #[derive(Clone, Copy, Debug)]
 pub struct DraftProbs<'a> {
@@ -18,6 +22,7 @@ pub struct DraftProbs<'a> {
 }
 
 /// What the host needs of a verified step.
+#[derive(Debug, PartialEq)]
 pub(crate) struct Choices {
     /// The target's choice at each logits row of greedy sequences.
     greedy: Vec<i64>,
@@ -32,6 +37,17 @@ impl Choices {
         rows: &[SamplingRow<'_>],
         draft_probs: Option<DraftProbs<'_>>,
     ) -> Result<Self, SpecDecodeError> {
+        let vocab = logits.size2()?.1 as usize;
+        Self::in_parts(metadata, logits, rows, draft_probs, N_ELEMENTS_MAX / vocab.max(1))
+    }
+
+    fn in_parts(
+        metadata: &SpecDecodeMetadata,
+        logits: &Tensor,
+        rows: &[SamplingRow<'_>],
+        draft_probs: Option<DraftProbs<'_>>,
+        n_rows_max: usize,
+    ) -> Result<Self, SpecDecodeError> {
         assert_eq!(rows.len(), metadata.n_logits(), "one row for each logits row");
         if let Some(DraftProbs { rows, .. }) = draft_probs {
             assert_eq!(rows.len(), metadata.draft_token_ids().len(), "one entry for each draft");
@@ -43,10 +59,13 @@ impl Choices {
             let (logits, rows) = select(logits, rows, &greedy_rows)?;
             outputs.push(greedy_of_processed(&logits, &rows)?);
         }
-        let windows = Windows::of(metadata, rows, draft_probs);
-        if !sampled_rows.is_empty() {
-            let (logits, rows) = select(logits, rows, &sampled_rows)?;
-            let q = draft_probs.map(|draft_probs| draft_probs.probs);
+        let parts = Windows::parts(metadata, rows, draft_probs, n_rows_max);
+        let q = draft_probs.map(|draft_probs| draft_probs.probs);
+        let mut later_rows = sampled_rows.as_slice();
+        for windows in &parts {
+            let (own_rows, later) = later_rows.split_at(windows.n_rows());
+            later_rows = later;
+            let (logits, rows) = select(logits, rows, own_rows)?;
             outputs.push(windows.verify(&Distribution::new(&logits, &rows)?, q)?.f_view(-1)?);
         }
         let mut choices =
@@ -59,7 +78,8 @@ impl Choices {
         for (&row_idx, &code) in greedy_rows.iter().zip(of_greedy) {
             choices.greedy[row_idx] = code;
         }
-        for (&seq, pair) in windows.seqs.iter().zip(of_sampled.chunks_exact(2)) {
+        let sampled_seqs = parts.iter().flat_map(|windows| &windows.seqs);
+        for (&seq, pair) in sampled_seqs.zip(of_sampled.chunks_exact(2)) {
             choices.sampled[seq] = Some((pair[0] as usize, pair[1]));
         }
         Ok(choices)
@@ -76,7 +96,7 @@ impl Choices {
     }
 }
 
-/// The verify windows of the sampled sequences. Rows are counted among theirs, `R` of `B` windows.
+/// Verify windows of sampled sequences. Rows are counted among theirs, `R` of `B` windows.
 #[derive(Debug, Default)]
 struct Windows {
     /// Which sequence of the step each window is, `[B]`.
@@ -97,18 +117,25 @@ struct Windows {
 }
 
 impl Windows {
-    fn of(
+    /// The windows of all sampled sequences, in parts of at most `n_rows_max` rows or one window.
+    fn parts(
         metadata: &SpecDecodeMetadata,
         rows: &[SamplingRow<'_>],
         draft_probs: Option<DraftProbs<'_>>,
-    ) -> Self {
-        let mut windows = Self::default();
+        n_rows_max: usize,
+    ) -> Vec<Self> {
+        let mut parts: Vec<Self> = Vec::new();
         let mut n_before = 0;
         for (seq, (first, drafts)) in metadata.windows().enumerate() {
             let own = &rows[first..=first + drafts.len()];
             let is_greedy = own[0].params.is_greedy();
             assert!(own.iter().all(|row| row.params.is_greedy() == is_greedy), "one request");
             if !is_greedy {
+                let has_room = |last: &Self| last.n_rows() + own.len() <= n_rows_max;
+                if !parts.last().is_some_and(has_room) {
+                    parts.push(Self::default());
+                }
+                let windows = parts.last_mut().expect("one was pushed");
                 windows.seqs.push(seq);
                 windows.first.push(windows.drafts.len() as i64);
                 windows.n_drafts.push(drafts.len() as i64);
@@ -120,7 +147,11 @@ impl Windows {
             }
             n_before += drafts.len();
         }
-        windows
+        parts
+    }
+
+    fn n_rows(&self) -> usize {
+        self.drafts.len()
     }
 
     fn push_draft(&mut self, row: &SamplingRow<'_>, draft: TokenId, q_row: Option<u32>) {
@@ -207,4 +238,53 @@ fn residual(weights: &Tensor, p: &Tensor, q: &Tensor, q_rows: &Tensor) -> Result
 
 fn upload<T: tch::kind::Element>(values: &[T], device: Device) -> Result<Tensor, TchError> {
     Tensor::f_from_slice(values)?.f_to_device(device)
+}
+
+#[cfg(test)]
+mod tests {
+    use sampler::{SamplingParams, TokenHistory};
+
+    use super::*;
+
+    /// Ragged windows, every third one greedy and some drafts drawn, in parts of every size.
+    #[test]
+    fn parts_of_a_step_make_the_same_choices() {
+        let (vocab, history) = (6, TokenHistory::new(&[1]));
+        let params: Vec<SamplingParams> = (0..12)
+            .map(|seq| SamplingParams {
+                temperature: if seq % 3 == 0 { 0.0 } else { 1.0 },
+                top_k: seq % 4,
+                seed: u64::from(seq),
+                ..SamplingParams::default()
+            })
+            .collect();
+        let mut metadata = SpecDecodeMetadata::default();
+        let (mut rows, mut q_rows) = (Vec::new(), Vec::new());
+        for (seq, params) in params.iter().enumerate() {
+            let drafts = &[2, 4, 0, 3][..seq % 5];
+            metadata.push(0..drafts.len() + 1, drafts);
+            rows.extend((0..=drafts.len()).map(|at| SamplingRow {
+                params,
+                history: &history,
+                drafts: &drafts[..at],
+                position: 1 + at as u64,
+                grammar_mask: None,
+            }));
+            q_rows.extend((0..drafts.len()).map(|at| (at % 2 == 0).then_some(at as u32)));
+        }
+        tch::manual_seed(6);
+        let options = (Kind::Float, Device::Cpu);
+        let logits = Tensor::randn([rows.len() as i64, vocab], options);
+        let probs = Tensor::randn([4, vocab], options).softmax(-1, Kind::Double);
+        let q = Some(DraftProbs { probs: &probs, rows: &q_rows });
+        let whole = Choices::of(&metadata, &logits, &rows, q).unwrap();
+        let n_accepted = whole.sampled.iter().flatten().map(|(n_accepted, _)| n_accepted);
+        assert!(n_accepted.sum::<usize>() > 0);
+        // Sampled windows have 2, 3, 5, 1, 3, 4, 1 and 2 rows.
+        for (n_rows_max, n_parts) in [(0, 8), (1, 8), (4, 6), (7, 4), (100, 1)] {
+            assert_eq!(Windows::parts(&metadata, &rows, q, n_rows_max).len(), n_parts);
+            let parts = Choices::in_parts(&metadata, &logits, &rows, q, n_rows_max).unwrap();
+            assert_eq!(parts, whole);
+        }
+    }
 }

@@ -86,16 +86,13 @@ impl Bias {
 
     /// The target's distribution behind `drafts`.
     fn target(self, step: &Step<'_>, seq: &Sequence, drafts: &[u32]) -> Vec<f64> {
-        let mut row = seq.row(drafts);
-        let logits = step
-            .target
-            .row(*drafts.last().unwrap_or(&row.history.tokens()[row.history.tokens().len() - 1]));
         let untruncated = SamplingParams { top_k: 0, top_p: 1.0, min_p: 0.0, ..seq.params.clone() };
+        let mut row = seq.row(drafts);
         match self {
-            Self::SkipsTruncation if !drafts.is_empty() => row.params = &untruncated,
+            Self::SkipsTruncation => row.params = &untruncated,
             Self::ForgetsDrafts => row.drafts = &[],
             _ => {}
         }
-        oracle::distribution(logits, &row)
+        oracle::distribution(step.target.row(seq.last(drafts)), &row)
     }
 }

@@ -5,7 +5,7 @@ use spec_decode::{AcceptedRuns, DraftProbs, SpecDecodeMetadata};
 use tch::Tensor;
 
 /// Elements of the logits of one call.
-const N_ELEMENTS: usize = 1 << 20;
+const N_ELEMENTS: usize = 1 << 18;
 
 /// A model whose logits depend on the last token: row `t` of a table `[vocab, vocab]`.
 pub(crate) struct Table {
@@ -66,7 +66,7 @@ impl Sequence {
         }
     }
 
-    fn last(&self, drafts: &[u32]) -> u32 {
+    pub(crate) fn last(&self, drafts: &[u32]) -> u32 {
         *drafts.last().or(self.history.tokens().last()).expect("a prompt is not empty")
     }
 }
