@@ -157,18 +157,18 @@ pub(crate) struct GenerateArgs {
     /// bytes
     #[arg(long, value_name = "TEXT")]
     pub(crate) cache_salt: Option<String>,
-    /// Continuations of each prompt, 1 to 256, which share the KV of the prompt; they are the same as
-    /// long as decoding is greedy
+    /// Continuations of each prompt, 1 to 256, which share the KV of the prompt; they are the same
+    /// as long as decoding is greedy
     #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..=256))]
     pub(crate) n: u32,
     /// Sampling temperature; only 0 (greedy) is available so far
     #[arg(long, default_value_t = 0.0)]
     pub(crate) temperature: f64,
-    /// Print one JSON object a continuation instead of the text; with --n above 1 it has an `index`.
-    /// `cached_tokens` of its `usage` are the prompt tokens whose KV the prefix cache or another
-    /// continuation had. With sparse attention its `indexer` counts what the indexers did in the
-    /// whole run, all prompts together: `launches`, `rows` and `scored_keys` of the target's prefill
-    /// and verify passes and of each draft step
+    /// Print one JSON object a continuation instead of the text; with --n above 1 it has an
+    /// `index`. `cached_tokens` of its `usage` are the prompt tokens whose KV the prefix cache or
+    /// another continuation had. With sparse attention its `indexer` counts what the indexers did
+    /// in the whole run, all prompts together: `launches`, `rows` and `scored_keys` of the target's
+    /// prefill and verify passes and of each draft step
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -34,7 +34,7 @@ fn output_modes_and_chunks_give_the_same_lines() {
         let lines: Vec<Value> = cases.iter().map(prompt).collect();
         let run = |args: &[&str]| {
             // Which prompt comes first decides what the others find in the cache.
-            let fixed = ["--model", model, "--no-prefix-caching"];
+            let fixed = ["--model", model, "--no-prefix-caching", "--drafting", "fixed"];
             let mut found = generate(&lines, &[&fixed[..], args].concat());
             // These counts go by steps.
             found.iter_mut().for_each(|line| drop(line.as_object_mut().unwrap().remove("indexer")));
@@ -50,6 +50,30 @@ fn output_modes_and_chunks_give_the_same_lines() {
         for args in settings {
             assert_eq!(run(args), plain, "{model}: {args:?}");
         }
+    }
+}
+
+#[test]
+fn adaptive_drafting_gives_the_reference_text_with_no_more_drafts() {
+    let cases = cases();
+    let lines: Vec<Value> = cases.iter().map(prompt).collect();
+    let [fixed, adaptive] = ["fixed", "adaptive"].map(|policy| {
+        let args = ["--drafting", policy, "--num-speculative-tokens", "8"];
+        generate(&lines, &args)
+    });
+    for (case, (fixed, adaptive)) in cases.iter().zip(fixed.iter().zip(&adaptive)) {
+        let expected = case["greedy_ids"].as_array().unwrap();
+        let n_tokens = expected.len().min(32);
+        for found in [fixed, adaptive] {
+            assert_eq!(found["token_ids"].as_array().unwrap()[..], expected[..n_tokens]);
+        }
+        let n_drafts = |found: &Value| found["spec_decode"]["num_draft_tokens"].as_u64().unwrap();
+        let widths = |found: &Value| -> Vec<usize> {
+            let steps = found["spec_decode"]["drafts_per_step"].as_array().unwrap();
+            steps.iter().map(|drafts| drafts.as_array().unwrap().len()).collect()
+        };
+        assert_eq!(widths(fixed)[0], 8, "{}", case["name"]);
+        assert!(n_drafts(adaptive) < n_drafts(fixed), "{}: {:?}", case["name"], widths(adaptive));
     }
 }
 
@@ -106,9 +130,10 @@ fn n_continuations_are_n_lines() {
 #[test]
 fn flags_out_of_range_are_refused_by_name() {
     let with = |args: &[&'static str]| [&["generate", "--prompt", "a"], args].concat();
-    let table: [(&[&str], &[&str]); 13] = [
+    let table: [(&[&str], &[&str]); 14] = [
         (&["--output-mode", "late"], &["--output-mode", "immediate, deferred"]),
         (&["--scheduling-policy", "lifo"], &["--scheduling-policy", "fcfs, priority"]),
+        (&["--drafting", "off"], &["--drafting", "fixed", "adaptive"]),
         (&["--chunk-alignment", "0"], &["--chunk-alignment", "1.."]),
         (&["--n", "0"], &["--n", "1..=256"]),
         (

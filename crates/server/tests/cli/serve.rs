@@ -106,6 +106,7 @@ async fn read(channel: Channel, request: GenerateStreamRequest) -> (usize, Strin
             Event::Finished(finished) => {
                 return (n_tokens, text + &finished.tail_text, finished.finish_reason());
             }
+            Event::PromptLogprobs(_) => panic!("nobody asked for them"),
         }
     }
 }
@@ -169,6 +170,7 @@ async fn sigterm_lets_a_running_stream_finish() {
                 n_tokens += delta.token_ids.len();
             }
             Event::Finished(finished) => break finished,
+            Event::PromptLogprobs(_) => panic!("nobody asked for them"),
         }
     };
     assert_eq!((n_tokens, finished.finish_reason()), (400, FinishReason::MaxTokens));
