@@ -1,8 +1,8 @@
 //! Text to token ids and back, incrementally.
 //!
-//! **Owns** the reading of `tokenizer.json` and `tokenizer_config.json`, the encoding of prompts
-//! and the decoding of generated ids as they come. **Must not know** requests, models or
-//! protocols.
+//! **Owns** the reading of `tokenizer.json` and `tokenizer_config.json`, the encoding of prompts,
+//! the decoding of generated ids as they come, and the search for stop texts in them. **Must not
+//! know** requests, models or protocols.
 //!
 //! Invariants:
 //! * The deltas of an [`IncrementalDecoder`], joined, equal [`Tokenizer::decode`] of all ids.
@@ -12,6 +12,8 @@
 //!   tail into one U+FFFD.
 //! * An id that no token has (the gap between the tokenizer's size and the embedding's rows)
 //!   decodes to nothing.
+//! * The pieces of an [`OutputText`], joined, are the text up to the first stop text, and none of
+//!   them shows a part of one before it is clear whether it is one.
 //! * A token costs time in the length of its own text, however long the run.
 //!
 //! # Example
@@ -38,6 +40,8 @@
 
 mod decoder;
 mod error;
+mod matcher;
+mod output_text;
 mod pieces;
 mod tokenizer;
 
@@ -46,4 +50,5 @@ mod tests;
 
 pub use decoder::IncrementalDecoder;
 pub use error::TokenizationError;
+pub use output_text::{OutputText, StopRules, StopTextDetector};
 pub use tokenizer::Tokenizer;

@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use crate::decoder::IncrementalDecoder;
 use crate::error::TokenizationError;
+use crate::output_text::{OutputText, StopRules, StopTextDetector};
 use crate::pieces::{DecodeRules, PieceTable};
 
 /// Turns text into token ids and back, as a model folder's files say.
@@ -118,6 +119,26 @@ impl Tokenizer {
     #[must_use]
     pub fn incremental_decoder(&self, skip_special_tokens: bool) -> IncrementalDecoder {
         IncrementalDecoder::new(Arc::clone(&self.pieces), skip_special_tokens)
+    }
+
+    /// A detector of `texts` in the text of a run of ids, in which special tokens have no text.
+    ///
+    /// # Panics
+    ///
+    /// If a text is empty.
+    #[must_use]
+    pub fn stop_text_detector(&self, texts: &[String]) -> StopTextDetector {
+        StopTextDetector::new(self.incremental_decoder(true), texts)
+    }
+
+    /// A decoder for one run of ids up to the first stop text; special tokens have no text.
+    ///
+    /// # Panics
+    ///
+    /// If a stop text is empty.
+    #[must_use]
+    pub fn output_text(&self, rules: &StopRules) -> OutputText {
+        OutputText::new(self.incremental_decoder(true), rules)
     }
 
     /// One more than the largest id that a token has.
