@@ -129,6 +129,7 @@ pub async fn stream(channel: Channel, request: GenerateStreamRequest) -> Result<
                 let (first, last) = times.context("a stream without tokens")?;
                 return Ok(Stream { sent, first, last, token_ids, n_first, finished });
             }
+            Event::PromptLogprobs(_) => {}
         }
     }
     bail!("a stream without its last message")

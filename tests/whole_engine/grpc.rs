@@ -66,6 +66,7 @@ async fn read(
                 assert_eq!(stream.message().await.unwrap(), None);
                 return (deltas, finished);
             }
+            Event::PromptLogprobs(_) => panic!("nobody asked for them"),
         }
     }
     panic!("the stream ends without its last message")

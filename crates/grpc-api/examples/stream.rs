@@ -142,7 +142,7 @@ async fn generate(
                 let decode_time = started.elapsed();
                 return Ok(Run { token_ids, text, finished, decode_time, n_first });
             }
-            None => {}
+            _ => {}
         }
     }
     bail!("the stream ended without its last message")

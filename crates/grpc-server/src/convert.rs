@@ -2,7 +2,8 @@
 
 use engine::EngineHandle;
 use engine_types::{
-    FinishReason, IndexerCounts, IndexerStats, MAX_SPECULATIVE_TOKENS, SpecDecodeStats, Usage,
+    FinishReason, IndexerCounts, IndexerStats, MAX_SPECULATIVE_TOKENS, SpecDecodeStats, TokenId,
+    TokenLogprobs, Usage,
 };
 use grpc_api::control::v1 as control;
 use grpc_api::inference::v1 as pb;
@@ -13,6 +14,7 @@ pub(crate) struct End {
     pub(crate) reason: pb::FinishReason,
     pub(crate) matched_token_id: Option<u32>,
     pub(crate) matched_stop_sequence: Option<u32>,
+    pub(crate) matched_stop_text: Option<u32>,
 }
 
 /// The proto form of a finish reason; `Err` holds the text of a failure.
@@ -32,6 +34,12 @@ pub(crate) fn end(reason: FinishReason) -> Result<End, String> {
             matched_stop_sequence: u32::try_from(index).ok(),
             ..End::default()
         }),
+        FinishReason::StopText(index) => Ok(End {
+            reason: pb::FinishReason::StopText,
+            matched_stop_text: u32::try_from(index).ok(),
+            ..End::default()
+        }),
+        FinishReason::GrammarComplete => plain(pb::FinishReason::ConstraintComplete),
         FinishReason::MaxTokens => plain(pb::FinishReason::MaxTokens),
         FinishReason::ModelLength => plain(pb::FinishReason::ModelLength),
         FinishReason::OutOfBlocks => plain(pb::FinishReason::OutOfBlocks),
@@ -47,6 +55,20 @@ pub(crate) fn usage(usage: Usage) -> pb::Usage {
         completion_tokens: usage.completion_tokens,
         cached_prompt_tokens: usage.cached_tokens,
     }
+}
+
+/// The log probabilities of `ids`, one entry for each.
+pub(crate) fn logprobs(ids: &[TokenId], logprobs: &[TokenLogprobs]) -> Vec<pb::TokenLogprobs> {
+    let top = |(token_id, logprob): &(TokenId, f32)| pb::TopLogprob {
+        token_id: *token_id,
+        logprob: *logprob,
+    };
+    let entry = |(id, of_token): (&TokenId, &TokenLogprobs)| pb::TokenLogprobs {
+        token_id: *id,
+        logprob: of_token.logprob,
+        top: of_token.top.iter().map(top).collect(),
+    };
+    ids.iter().zip(logprobs).map(entry).collect()
 }
 
 /// Statistics up to the deepest position that was drafted.

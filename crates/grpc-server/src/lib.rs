@@ -1,8 +1,9 @@
 //! The gRPC service over an engine handle.
 //!
 //! **Owns** the way from proto messages to requests and back: validation with the field's name,
-//! tokenization, one message a step, deadlines, status codes, health, draining. **Must not know**
-//! scheduling or tensors; it sees the engine through [`EngineHandle`] alone.
+//! tokenization, seeds where none is given, one message for each step of an output, deadlines,
+//! status codes, health, draining. **Must not know** scheduling or tensors; it sees the engine
+//! through [`EngineHandle`] alone.
 //!
 //! Invariants:
 //! * A call that ends, however it ends, ends its request: [`EngineHandle::abort`] runs when the
@@ -31,13 +32,16 @@
 //! [`EngineHandle`]: engine::EngineHandle
 //! [`EngineHandle::abort`]: engine::EngineHandle::abort
 
+mod call;
 mod control;
 mod convert;
 mod inference;
 mod kv_events;
 mod output;
+mod prompt;
 mod serve;
 mod status;
+mod timeout;
 mod validate;
 
 pub use serve::{ModelInfo, ServeConfig, ServeError, Service, serve};

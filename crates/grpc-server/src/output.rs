@@ -1,4 +1,4 @@
-//! A request's output on its way from the engine thread to a call.
+//! One output on its way from the engine thread to a call.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -6,12 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use engine::{Delivery, EngineHandle, EventSink};
-use engine_types::{FinishReason, RequestEvent, RequestId, SpecDecodeStats, TokensEvent, Usage};
+use engine_types::{
+    FinishReason, RequestEvent, RequestId, SpecDecodeStats, TokenLogprobs, TokensEvent, Usage,
+};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, Sleep};
 use tonic::Status;
 
 use crate::status;
+
+/// Log probabilities in one message: 20 tokens at each of these positions are far below the 4 MiB
+/// that clients take by default.
+const PROMPT_LOGPROBS_MAX: usize = 2048;
 
 /// The content of a request's last event.
 #[derive(Debug)]
@@ -21,24 +26,43 @@ pub(crate) struct Finished {
     pub(crate) spec_decode: Box<SpecDecodeStats>,
 }
 
-/// The engine's end: bounded room for steps, and room of its own for the end.
+/// What an [`Output`] yields.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Step(TokensEvent),
+    PromptLogprobs(Vec<TokenLogprobs>),
+    Finished(Finished),
+}
+
+/// The engine's end: bounded room for what steps add, and room of its own for the end.
 pub(crate) struct Sink {
-    steps: mpsc::Sender<TokensEvent>,
+    steps: mpsc::Sender<Event>,
     finished: Option<oneshot::Sender<Finished>>,
     overflowed: Arc<AtomicBool>,
+}
+
+impl Sink {
+    fn send_step(&self, event: Event) -> Delivery {
+        match self.steps.try_send(event) {
+            Ok(()) => Delivery::Ok,
+            Err(mpsc::error::TrySendError::Closed(_)) => Delivery::Closed,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                self.overflowed.store(true, Ordering::Release);
+                Delivery::Full
+            }
+        }
+    }
 }
 
 impl EventSink for Sink {
     fn send(&mut self, event: RequestEvent) -> Delivery {
         match event {
-            RequestEvent::Tokens(step) => match self.steps.try_send(step) {
-                Ok(()) => Delivery::Ok,
-                Err(mpsc::error::TrySendError::Closed(_)) => Delivery::Closed,
-                Err(mpsc::error::TrySendError::Full(_)) => {
-                    self.overflowed.store(true, Ordering::Release);
-                    Delivery::Full
-                }
-            },
+            RequestEvent::Tokens(step) => self.send_step(Event::Step(step)),
+            RequestEvent::PromptLogprobs { logprobs, .. } => logprobs
+                .chunks(PROMPT_LOGPROBS_MAX)
+                .map(|part| self.send_step(Event::PromptLogprobs(part.to_vec())))
+                .find(|delivery| *delivery != Delivery::Ok)
+                .unwrap_or(Delivery::Ok),
             RequestEvent::Finished { reason, usage, spec_decode, .. } => {
                 let finished = Finished { reason, usage, spec_decode };
                 match self.finished.take().map(|sender| sender.send(finished)) {
@@ -55,16 +79,9 @@ impl EventSink for Sink {
 pub(crate) struct Output {
     pub(crate) id: RequestId,
     engine: EngineHandle,
-    steps: mpsc::Receiver<TokensEvent>,
+    steps: mpsc::Receiver<Event>,
     finished: oneshot::Receiver<Finished>,
     overflowed: Arc<AtomicBool>,
-    deadline: Option<Pin<Box<Sleep>>>,
-}
-
-/// What an [`Output`] yields.
-pub(crate) enum Event {
-    Step(TokensEvent),
-    Finished(Finished),
 }
 
 impl Output {
@@ -73,7 +90,6 @@ impl Output {
         engine: EngineHandle,
         id: RequestId,
         max_buffered_steps: usize,
-        deadline: Option<Instant>,
     ) -> (Sink, Self) {
         let (step_sender, steps) = mpsc::channel(max_buffered_steps);
         let (finished_sender, finished) = oneshot::channel();
@@ -83,19 +99,13 @@ impl Output {
             finished: Some(finished_sender),
             overflowed: Arc::clone(&overflowed),
         };
-        let deadline = deadline.map(|at| Box::pin(tokio::time::sleep_until(at)));
-        (sink, Self { id, engine, steps, finished, overflowed, deadline })
+        (sink, Self { id, engine, steps, finished, overflowed })
     }
 
     /// The next event; an error ends the call.
     pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, Status>> {
-        if let Some(deadline) = &mut self.deadline
-            && deadline.as_mut().poll(cx).is_ready()
-        {
-            return Poll::Ready(Err(status::deadline_exceeded()));
-        }
         if let Some(step) = ready!(self.steps.poll_recv(cx)) {
-            return Poll::Ready(Ok(Event::Step(step)));
+            return Poll::Ready(Ok(step));
         }
         // The engine drops the sink after the last event, so this is ready as well.
         let Ok(finished) = ready!(Pin::new(&mut self.finished).poll(cx)) else {
@@ -108,10 +118,6 @@ impl Output {
             return Poll::Ready(Err(status::failed(message, self.engine.fault())));
         }
         Poll::Ready(Ok(Event::Finished(finished)))
-    }
-
-    pub(crate) async fn next(&mut self) -> Result<Event, Status> {
-        std::future::poll_fn(|cx| self.poll_event(cx)).await
     }
 }
 

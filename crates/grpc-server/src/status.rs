@@ -73,6 +73,12 @@ pub(crate) fn deadline_exceeded() -> Status {
     with_reason(Code::DeadlineExceeded, "DEADLINE_EXCEEDED", "the call's grpc-timeout passed")
 }
 
+/// The request did not start within the time that the server lets requests wait.
+pub(crate) fn waited_too_long() -> Status {
+    let message = "the request waited longer than the server lets requests wait; try again later";
+    with_reason(Code::DeadlineExceeded, "WAITED_TOO_LONG", message)
+}
+
 /// AbortRequest named no unfinished request.
 pub(crate) fn unknown_request(id: u64) -> Status {
     with_reason(

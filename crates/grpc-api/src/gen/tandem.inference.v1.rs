@@ -27,6 +27,13 @@ pub struct GenerateStreamRequest {
     /// with drafts, those without among each other.
     #[prost(string, optional, tag = "6")]
     pub cache_salt: ::core::option::Option<::prost::alloc::string::String>,
+    /// Which request is served first where the server's scheduling policy looks at it: the lower.
+    /// Absent is 0.
+    #[prost(int32, optional, tag = "7")]
+    pub priority: ::core::option::Option<i32>,
+    /// What the output must be like. Absent: anything.
+    #[prost(message, optional, tag = "8")]
+    pub constraint: ::core::option::Option<OutputConstraint>,
     /// The prompt; exactly one of the two, and not empty.
     #[prost(oneof = "generate_stream_request::Prompt", tags = "1, 2")]
     pub prompt: ::core::option::Option<generate_stream_request::Prompt>,
@@ -60,6 +67,13 @@ pub struct GenerateRequest {
     /// Who may share cached prefixes; see GenerateStreamRequest.
     #[prost(string, optional, tag = "6")]
     pub cache_salt: ::core::option::Option<::prost::alloc::string::String>,
+    /// Which request is served first where the server's scheduling policy looks at it: the lower.
+    /// Absent is 0.
+    #[prost(int32, optional, tag = "7")]
+    pub priority: ::core::option::Option<i32>,
+    /// What the output must be like. Absent: anything.
+    #[prost(message, optional, tag = "8")]
+    pub constraint: ::core::option::Option<OutputConstraint>,
     /// The prompt; exactly one of the two, and not empty.
     #[prost(oneof = "generate_request::Prompt", tags = "1, 2")]
     pub prompt: ::core::option::Option<generate_request::Prompt>,
@@ -78,12 +92,16 @@ pub mod generate_request {
         TokenIds(super::TokenIds),
     }
 }
-/// How each token is chosen. Only greedy decoding is available so far: a request for anything else
-/// is refused with INVALID_ARGUMENT, never ignored. Greedy decoding is temperature absent or 0, n
-/// absent or 1, no logit_bias; top_p, top_k and seed do not change its result.
+/// How each token is chosen. Absent is greedy decoding.
+///
+/// The logits of a token are processed in the order of transformers' generate: logit_bias,
+/// repetition_penalty, presence_penalty and frequency_penalty, bad_words, min_tokens,
+/// allowed_token_ids, the constraint, temperature, top_k, top_p, min_p. Drafts are verified with the
+/// distribution that results, each with the drafts before it counted as generated, so that drafting
+/// changes neither what may be generated nor how likely it is. Numbers are used in single precision.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SamplingParams {
-    /// Temperature, at least 0. Absent or 0 is greedy decoding: the most likely token, always.
+    /// Divides the logits, at least 0. Absent or 0 is greedy decoding: the most likely token, always.
     #[prost(double, optional, tag = "1")]
     pub temperature: ::core::option::Option<f64>,
     /// Nucleus: the smallest set of tokens whose probability reaches this, in (0, 1\]. Absent is 1.
@@ -92,17 +110,47 @@ pub struct SamplingParams {
     /// Number of most likely tokens to choose from. Absent or 0 is all.
     #[prost(uint32, optional, tag = "3")]
     pub top_k: ::core::option::Option<u32>,
-    /// Seed of the random choice.
+    /// Makes the choices reproducible: they follow from the seed, the prompt, the parameters and the
+    /// number of drafts a step, whatever else the server does. Absent is another one each time.
     #[prost(uint64, optional, tag = "4")]
     pub seed: ::core::option::Option<u64>,
-    /// Number of independent outputs, at least 1. Absent is 1.
+    /// Number of independent outputs, 1 to 128. Absent is 1. Each counts as a request in the queue.
+    /// With a seed all are reproducible, and each has choices of its own; greedy ones are the same.
     #[prost(uint32, optional, tag = "5")]
     pub n: ::core::option::Option<u32>,
-    /// Values added to the logits of tokens.
+    /// Values added to the logits of tokens, finite.
     #[prost(map = "uint32, double", tag = "6")]
     pub logit_bias: ::std::collections::HashMap<u32, f64>,
+    /// Only tokens may be chosen that have this share of the most likely one's probability, in \[0, 1\].
+    /// Absent is 0.
+    #[prost(double, optional, tag = "7")]
+    pub min_p: ::core::option::Option<f64>,
+    /// Taken off the logit of every token that was generated, in \[-2, 2\]. Absent is 0.
+    #[prost(double, optional, tag = "8")]
+    pub presence_penalty: ::core::option::Option<f64>,
+    /// Taken off the logit of every token for each time that it was generated, in \[-2, 2\]. Absent is
+    /// 0.
+    #[prost(double, optional, tag = "9")]
+    pub frequency_penalty: ::core::option::Option<f64>,
+    /// Divides positive logits, and multiplies negative ones, of every token of the prompt and the
+    /// output, above 0. Absent is 1.
+    #[prost(double, optional, tag = "10")]
+    pub repetition_penalty: ::core::option::Option<f64>,
+    /// Sequences of ids that are never generated, none of them empty.
+    #[prost(message, repeated, tag = "11")]
+    pub bad_words: ::prost::alloc::vec::Vec<TokenIds>,
+    /// The only ids that may be chosen, at least one. Absent is all.
+    #[prost(message, optional, tag = "12")]
+    pub allowed_token_ids: ::core::option::Option<TokenIds>,
+    /// For each generated token its log probability and those of this many most likely tokens, 0 to
+    /// 20. Absent: none at all.
+    #[prost(uint32, optional, tag = "13")]
+    pub logprobs: ::core::option::Option<u32>,
+    /// The same for the tokens of the prompt, from the second one on.
+    #[prost(uint32, optional, tag = "14")]
+    pub prompt_logprobs: ::core::option::Option<u32>,
 }
-/// Where the output ends. The end itself belongs to the output.
+/// Where the output ends. Ids that end it belong to it.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StoppingParams {
     /// Largest number of generated tokens, at least 1. Absent: until the model's length.
@@ -117,8 +165,48 @@ pub struct StoppingParams {
     /// Sequences of ids that end the output, none of them empty.
     #[prost(message, repeated, tag = "4")]
     pub stop_sequences: ::prost::alloc::vec::Vec<TokenIds>,
+    /// Number of generated tokens before which nothing ends the output but its length: ids that would
+    /// end it are not chosen, sequences and texts that would are ignored. At most max_tokens. Absent
+    /// is 0.
+    #[prost(uint32, optional, tag = "5")]
+    pub min_tokens: ::core::option::Option<u32>,
+    /// Texts that end the output, wherever tokens divide them: up to 64 of 1 to 1024 bytes. The token
+    /// that completes one is the output's last; its text ends right before the stop text. Where a
+    /// token completes several, the one that begins first counts, and of those the first of this list.
+    /// Special tokens have no text: stop_token_ids takes them. Needs a model with a tokenizer.
+    #[prost(string, repeated, tag = "6")]
+    pub stop_texts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Whether the stop text belongs to the text, which then ends right behind it. Absent is false.
+    #[prost(bool, optional, tag = "7")]
+    pub include_stop_text: ::core::option::Option<bool>,
 }
-/// How drafts are made. They never change the output, only its speed.
+/// What the text of an output must be like. Tokens that cannot lead there are never chosen, and the
+/// output ends where it is complete. An output that its length ends may be incomplete. Not available
+/// so far: a request with one is refused with INVALID_ARGUMENT, never ignored.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OutputConstraint {
+    /// Exactly one.
+    #[prost(oneof = "output_constraint::Kind", tags = "1, 2, 3")]
+    pub kind: ::core::option::Option<output_constraint::Kind>,
+}
+/// Nested message and enum types in `OutputConstraint`.
+pub mod output_constraint {
+    /// Exactly one.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Kind {
+        /// A JSON value that this JSON Schema describes.
+        #[prost(string, tag = "1")]
+        JsonSchema(::prost::alloc::string::String),
+        /// A text that this regular expression matches as a whole.
+        #[prost(string, tag = "2")]
+        Regex(::prost::alloc::string::String),
+        /// A text of this grammar, in the dialect of Lark that llguidance reads.
+        #[prost(string, tag = "3")]
+        LarkGrammar(::prost::alloc::string::String),
+    }
+}
+/// How drafts are made. They change the speed of an output, not its distribution: greedy outputs
+/// stay the same token for token.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SpeculationParams {
     /// Drafts a step, at most the server's number (ModelInfo.num_speculative_tokens). Absent is the
@@ -129,11 +217,14 @@ pub struct SpeculationParams {
 /// One message of the stream.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateStreamResponse {
-    /// The server's name for the request, as AbortRequest takes it.
+    /// The server's name for the output, as AbortRequest takes it.
     #[prost(uint64, tag = "1")]
     pub request_id: u64,
+    /// Which output, from 0; below SamplingParams.n.
+    #[prost(uint32, tag = "4")]
+    pub index: u32,
     /// What happened.
-    #[prost(oneof = "generate_stream_response::Event", tags = "2, 3")]
+    #[prost(oneof = "generate_stream_response::Event", tags = "2, 3, 5")]
     pub event: ::core::option::Option<generate_stream_response::Event>,
 }
 /// Nested message and enum types in `GenerateStreamResponse`.
@@ -144,13 +235,16 @@ pub mod generate_stream_response {
         /// A step added tokens.
         #[prost(message, tag = "2")]
         Delta(super::TokenDelta),
-        /// The output has ended; the last message.
+        /// The output has ended; its last message. The last one of all outputs ends the stream.
         #[prost(message, tag = "3")]
         Finished(super::GenerationFinished),
+        /// A step computed log probabilities of the prompt. Those of output 0 hold for all.
+        #[prost(message, tag = "5")]
+        PromptLogprobs(super::PromptLogprobs),
     }
 }
 /// What one step of the engine added; never what came before.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TokenDelta {
     /// The new tokens: n_accepted accepted drafts, then one token that the target itself chose. Where
     /// the end of the output cuts the run behind an accepted draft, that draft is the last token and
@@ -165,10 +259,46 @@ pub struct TokenDelta {
     pub draft_token_ids: ::prost::alloc::vec::Vec<u32>,
     /// The text that each of token_ids completes, one piece a token; the pieces of all deltas,
     /// joined, and the final tail_text are the text of the output. A character whose bytes are
-    /// spread over several tokens belongs to the token that completes it, so pieces may be empty.
+    /// spread over several tokens belongs to the token that completes it, and text that may be the
+    /// beginning of a stop text to the token that shows that it is not, so pieces may be empty.
     /// Special tokens have no text. Absent where the model has no tokenizer.
     #[prost(string, repeated, tag = "4")]
     pub text_pieces: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// One entry for each of token_ids, where SamplingParams.logprobs asks for them.
+    #[prost(message, repeated, tag = "5")]
+    pub logprobs: ::prost::alloc::vec::Vec<TokenLogprobs>,
+}
+/// Natural log probabilities at one position, of the model's own distribution: before any parameter
+/// changes it.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TokenLogprobs {
+    /// The token there.
+    #[prost(uint32, tag = "1")]
+    pub token_id: u32,
+    /// Its log probability.
+    #[prost(float, tag = "2")]
+    pub logprob: f32,
+    /// The most likely tokens in falling order; of equally likely ones the lower id first.
+    #[prost(message, repeated, tag = "3")]
+    pub top: ::prost::alloc::vec::Vec<TopLogprob>,
+}
+/// One of the most likely tokens.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct TopLogprob {
+    /// The token.
+    #[prost(uint32, tag = "1")]
+    pub token_id: u32,
+    /// Its log probability.
+    #[prost(float, tag = "2")]
+    pub logprob: f32,
+}
+/// Log probabilities of the prompt, in the order of its tokens.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PromptLogprobs {
+    /// Those of the tokens behind the ones that earlier messages told of. The first of all is that of
+    /// the prompt's second token: nothing comes before the first.
+    #[prost(message, repeated, tag = "1")]
+    pub logprobs: ::prost::alloc::vec::Vec<TokenLogprobs>,
 }
 /// The end of an output.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -182,7 +312,8 @@ pub struct GenerationFinished {
     /// Index of the stop sequence that ended it, for FINISH_REASON_STOP_SEQUENCE.
     #[prost(uint32, optional, tag = "3")]
     pub matched_stop_sequence: ::core::option::Option<u32>,
-    /// One U+FFFD if the output ends inside a character, else empty.
+    /// What was held back in case it became a stop text, then one U+FFFD if the output ends inside a
+    /// character; mostly empty.
     #[prost(string, tag = "4")]
     pub tail_text: ::prost::alloc::string::String,
     /// Token counts.
@@ -191,17 +322,32 @@ pub struct GenerationFinished {
     /// What drafting did.
     #[prost(message, optional, tag = "6")]
     pub speculation: ::core::option::Option<SpeculationStats>,
+    /// Index of the stop text that ended it, for FINISH_REASON_STOP_TEXT.
+    #[prost(uint32, optional, tag = "7")]
+    pub matched_stop_text: ::core::option::Option<u32>,
+}
+/// Whole outputs.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GenerateResponse {
+    /// One for each of SamplingParams.n.
+    #[prost(message, repeated, tag = "1")]
+    pub outputs: ::prost::alloc::vec::Vec<GeneratedOutput>,
+    /// One entry for each token of the prompt from the second one on, where
+    /// SamplingParams.prompt_logprobs asks for them.
+    #[prost(message, repeated, tag = "2")]
+    pub prompt_logprobs: ::prost::alloc::vec::Vec<TokenLogprobs>,
 }
 /// A whole output.
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct GenerateResponse {
-    /// The server's name for the request.
+pub struct GeneratedOutput {
+    /// The server's name for the output.
     #[prost(uint64, tag = "1")]
     pub request_id: u64,
     /// The generated tokens.
     #[prost(uint32, repeated, tag = "2")]
     pub token_ids: ::prost::alloc::vec::Vec<u32>,
-    /// Their text, without special tokens. Absent where the model has no tokenizer.
+    /// Their text, without special tokens, up to the stop text that ended it. Absent where the model
+    /// has no tokenizer.
     #[prost(string, optional, tag = "3")]
     pub text: ::core::option::Option<::prost::alloc::string::String>,
     /// Why it ended.
@@ -219,6 +365,12 @@ pub struct GenerateResponse {
     /// What drafting did.
     #[prost(message, optional, tag = "8")]
     pub speculation: ::core::option::Option<SpeculationStats>,
+    /// Index of the stop text that ended it, for FINISH_REASON_STOP_TEXT.
+    #[prost(uint32, optional, tag = "9")]
+    pub matched_stop_text: ::core::option::Option<u32>,
+    /// One entry for each of token_ids, where SamplingParams.logprobs asks for them.
+    #[prost(message, repeated, tag = "10")]
+    pub logprobs: ::prost::alloc::vec::Vec<TokenLogprobs>,
 }
 /// Token counts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -259,17 +411,19 @@ pub struct SpeculationStats {
     #[prost(double, optional, tag = "7")]
     pub acceptance_length: ::core::option::Option<f64>,
 }
-/// Names a request to end.
+/// Names an output to end; others of the same call go on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AbortRequestRequest {
-    /// The request, as a message of its stream names it.
+    /// The output, as a message of its stream names it.
     #[prost(uint64, tag = "1")]
     pub request_id: u64,
 }
-/// The request is being ended.
+/// The output is being ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AbortRequestResponse {}
-/// Why an output ended.
+/// Why an output ended. Where several ends meet at one token, the order is EOS, STOP_TOKEN,
+/// STOP_SEQUENCE, STOP_TEXT, CONSTRAINT_COMPLETE, MAX_TOKENS, MODEL_LENGTH; its text ends at a stop
+/// text that the token completes, whatever the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum FinishReason {
@@ -289,6 +443,10 @@ pub enum FinishReason {
     OutOfBlocks = 6,
     /// AbortRequest, or the server stopped.
     Aborted = 7,
+    /// One of stop_texts was generated.
+    StopText = 8,
+    /// What the constraint asks for is complete.
+    ConstraintComplete = 9,
 }
 impl FinishReason {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -305,6 +463,8 @@ impl FinishReason {
             Self::ModelLength => "FINISH_REASON_MODEL_LENGTH",
             Self::OutOfBlocks => "FINISH_REASON_OUT_OF_BLOCKS",
             Self::Aborted => "FINISH_REASON_ABORTED",
+            Self::StopText => "FINISH_REASON_STOP_TEXT",
+            Self::ConstraintComplete => "FINISH_REASON_CONSTRAINT_COMPLETE",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -318,6 +478,8 @@ impl FinishReason {
             "FINISH_REASON_MODEL_LENGTH" => Some(Self::ModelLength),
             "FINISH_REASON_OUT_OF_BLOCKS" => Some(Self::OutOfBlocks),
             "FINISH_REASON_ABORTED" => Some(Self::Aborted),
+            "FINISH_REASON_STOP_TEXT" => Some(Self::StopText),
+            "FINISH_REASON_CONSTRAINT_COMPLETE" => Some(Self::ConstraintComplete),
             _ => None,
         }
     }
@@ -338,10 +500,11 @@ pub mod inference_service_client {
     /// Errors are gRPC statuses with google.rpc details: INVALID_ARGUMENT names the field
     /// (BadRequest.FieldViolation), RESOURCE_EXHAUSTED says that the queue is full (QuotaFailure,
     /// RetryInfo) or that the reader was too slow, UNAVAILABLE that the server drains or its engine is
-    /// dead, DEADLINE_EXCEEDED that the call's grpc-timeout passed, INTERNAL that a step failed or that
-    /// the message is no protobuf message, OUT_OF_RANGE that it is larger than the server takes
-    /// (max_request_bytes of GetServerInfo), ABORTED that a draining server ran out of time. A call that
-    /// its client drops ends its request at once.
+    /// dead, DEADLINE_EXCEEDED that the call's grpc-timeout passed or that the request waited longer
+    /// than the server lets requests wait, INTERNAL that a step failed or that the message is no
+    /// protobuf message, OUT_OF_RANGE that it is larger than the server takes (max_request_bytes of
+    /// GetServerInfo), ABORTED that a draining server ran out of time. A call that its client drops ends
+    /// its request, with all its outputs, at once; so does an error.
     #[derive(Debug, Clone)]
     pub struct InferenceServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -422,7 +585,7 @@ pub mod inference_service_client {
             self
         }
         /// Continues a prompt and streams what each step of the engine adds: deltas, then one final
-        /// message with the reason of the end.
+        /// message for each output with the reason of its end.
         pub async fn generate_stream(
             &mut self,
             request: impl tonic::IntoRequest<super::GenerateStreamRequest>,
@@ -459,7 +622,7 @@ pub mod inference_service_client {
                 .insert(GrpcMethod::new("tandem.inference.v1.InferenceService", "Generate"));
             self.inner.unary(req, path, codec).await
         }
-        /// Ends an unfinished request. An unknown or finished one is NOT_FOUND and nothing happens.
+        /// Ends an unfinished output. An unknown or finished one is NOT_FOUND and nothing happens.
         pub async fn abort_request(
             &mut self,
             request: impl tonic::IntoRequest<super::AbortRequestRequest>,
@@ -498,7 +661,7 @@ pub mod inference_service_server {
             > + std::marker::Send
             + 'static;
         /// Continues a prompt and streams what each step of the engine adds: deltas, then one final
-        /// message with the reason of the end.
+        /// message for each output with the reason of its end.
         async fn generate_stream(
             &self,
             request: tonic::Request<super::GenerateStreamRequest>,
@@ -508,7 +671,7 @@ pub mod inference_service_server {
             &self,
             request: tonic::Request<super::GenerateRequest>,
         ) -> std::result::Result<tonic::Response<super::GenerateResponse>, tonic::Status>;
-        /// Ends an unfinished request. An unknown or finished one is NOT_FOUND and nothing happens.
+        /// Ends an unfinished output. An unknown or finished one is NOT_FOUND and nothing happens.
         async fn abort_request(
             &self,
             request: tonic::Request<super::AbortRequestRequest>,
@@ -519,10 +682,11 @@ pub mod inference_service_server {
     /// Errors are gRPC statuses with google.rpc details: INVALID_ARGUMENT names the field
     /// (BadRequest.FieldViolation), RESOURCE_EXHAUSTED says that the queue is full (QuotaFailure,
     /// RetryInfo) or that the reader was too slow, UNAVAILABLE that the server drains or its engine is
-    /// dead, DEADLINE_EXCEEDED that the call's grpc-timeout passed, INTERNAL that a step failed or that
-    /// the message is no protobuf message, OUT_OF_RANGE that it is larger than the server takes
-    /// (max_request_bytes of GetServerInfo), ABORTED that a draining server ran out of time. A call that
-    /// its client drops ends its request at once.
+    /// dead, DEADLINE_EXCEEDED that the call's grpc-timeout passed or that the request waited longer
+    /// than the server lets requests wait, INTERNAL that a step failed or that the message is no
+    /// protobuf message, OUT_OF_RANGE that it is larger than the server takes (max_request_bytes of
+    /// GetServerInfo), ABORTED that a draining server ran out of time. A call that its client drops ends
+    /// its request, with all its outputs, at once; so does an error.
     #[derive(Debug)]
     pub struct InferenceServiceServer<T> {
         inner: Arc<T>,

@@ -1,4 +1,4 @@
-//! A server on a loopback port around an executor that counts up.
+//! A server on a loopback port around an executor that counts up, or follows a script.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,14 +11,19 @@ use engine_types::{
 };
 use grpc_api::inference::v1::generate_stream_request::Prompt;
 use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
-use grpc_api::inference::v1::{GenerateRequest, GenerateStreamRequest, StoppingParams, TokenIds};
+use grpc_api::inference::v1::{
+    GenerateRequest, GenerateStreamRequest, GeneratedOutput, StoppingParams, TokenIds,
+};
 use grpc_server::{ModelInfo, ServeConfig, Service, serve};
 use scheduler::{DraftPolicy, SchedulerConfig};
+use serde_json::json;
 use tokenization::Tokenizer;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
+
+use crate::scripted::{Script, Scripted};
 
 pub(crate) const VOCAB: u32 = 100_000;
 
@@ -38,12 +43,13 @@ pub(crate) const VERIFY: IndexerCounts =
 pub(crate) const DRAFT: IndexerCounts =
     IndexerCounts { n_launches: 1, n_rows: 4, n_scored_keys: 30 };
 
-/// Predicts the successor; drafts are right except for multiples of 5.
+/// Predicts the successor; drafts are right except for multiples of 5. With a script, what it says.
 pub(crate) struct Counting {
     limits: ExecutorLimits,
     step_time: Duration,
     fault: Arc<AtomicU8>,
     queue: StepQueue,
+    scripted: Option<Scripted>,
 }
 
 impl StepExecutor for Counting {
@@ -64,7 +70,7 @@ impl StepExecutor for Counting {
 }
 
 impl Counting {
-    fn run(&self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+    fn run(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
         std::thread::sleep(self.step_time);
         while self.fault.load(Ordering::SeqCst) == HOLD {
             std::thread::sleep(Duration::from_millis(1));
@@ -80,6 +86,10 @@ impl Counting {
         }
         outcome.indexer.target_verify = VERIFY;
         outcome.indexer.draft_steps[1] = DRAFT;
+        if let Some(scripted) = &mut self.scripted {
+            scripted.run(plan, outcome);
+            return Ok(());
+        }
         for row in plan.rows() {
             let drafts = plan.drafts(row);
             let mut last = plan.tokens(row)[(row.n_query - row.n_draft) as usize - 1];
@@ -112,6 +122,10 @@ pub(crate) struct Setup {
     pub(crate) max_queued_requests: u32,
     pub(crate) serve: ServeConfig,
     pub(crate) tokenizer: bool,
+    /// The texts of the tokenizer's ids; those of the bundled one if empty.
+    pub(crate) texts: &'static [&'static str],
+    pub(crate) script: Option<Script>,
+    pub(crate) max_queue_wait: Option<Duration>,
     /// 0 is a model with dense attention.
     pub(crate) index_topk: u32,
     pub(crate) prefix_caching: bool,
@@ -134,6 +148,9 @@ impl Default for Setup {
             max_queued_requests: 16,
             serve: ServeConfig::default(),
             tokenizer: false,
+            texts: &[],
+            script: None,
+            max_queue_wait: None,
             index_topk: 0,
             prefix_caching: true,
         }
@@ -154,6 +171,7 @@ impl Server {
     pub(crate) async fn start(setup: Setup) -> Self {
         let fault = Arc::new(AtomicU8::new(OK));
         let executor = Counting {
+            scripted: setup.script.map(Scripted::new),
             queue: StepQueue::default(),
             limits: setup.limits,
             step_time: setup.step_time,
@@ -162,12 +180,12 @@ impl Server {
         let config = EngineConfig {
             scheduler: SchedulerConfig {
                 max_queued_requests: setup.max_queued_requests,
-                num_speculative_tokens: 3,
+                num_speculative_tokens: setup.limits.max_num_speculative_tokens,
                 drafting: DraftPolicy::Fixed,
                 enable_prefix_caching: setup.prefix_caching,
                 ..SchedulerConfig::default()
             },
-            ..EngineConfig::default()
+            max_queue_wait: setup.max_queue_wait,
         };
         let (engine, thread) =
             Engine::spawn(config, move || Ok::<_, ExecutorError>(executor)).unwrap();
@@ -176,7 +194,7 @@ impl Server {
         let (stop, stopped) = oneshot::channel();
         let service = Service {
             engine: engine.clone(),
-            tokenizer: setup.tokenizer.then(|| Arc::new(tiny_tokenizer())),
+            tokenizer: setup.tokenizer.then(|| Arc::new(tokenizer(setup.texts))),
             model: ModelInfo {
                 served_model_name: "counting".into(),
                 index_topk: setup.index_topk,
@@ -197,10 +215,17 @@ impl Server {
         InferenceServiceClient::new(self.channel.clone())
     }
 
+    /// The only output of a request that must succeed.
+    pub(crate) async fn generate(&self, request: GenerateRequest) -> GeneratedOutput {
+        let mut reply = self.client().generate(request).await.unwrap().into_inner();
+        assert_eq!(reply.outputs.len(), 1);
+        reply.outputs.remove(0)
+    }
+
     /// A small request that must succeed.
     pub(crate) async fn check_serves(&self) {
-        let reply = self.client().generate(unary(&[10, 11], 3)).await.unwrap().into_inner();
-        assert_eq!(reply.token_ids, [12, 13, 14]);
+        let output = self.generate(unary(&[10, 11], 3)).await;
+        assert_eq!(output.token_ids, [12, 13, 14]);
     }
 
     /// Waits until nothing runs, waits or holds blocks.
@@ -224,10 +249,26 @@ impl Server {
     }
 }
 
-fn tiny_tokenizer() -> Tokenizer {
-    let folder =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../bundled-checkpoints/checkpoints/tiny-dsv3");
-    Tokenizer::load(folder.as_ref()).unwrap()
+/// The bundled tokenizer, or one whose id `i` has the text `texts[i]`; `<s>` is special.
+fn tokenizer(texts: &[&str]) -> Tokenizer {
+    if texts.is_empty() {
+        let folder =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../bundled-checkpoints/checkpoints/tiny-dsv3");
+        return Tokenizer::load(folder.as_ref()).unwrap();
+    }
+    let vocab: serde_json::Map<_, _> =
+        (0..).zip(texts).map(|(id, text): (u32, _)| ((*text).into(), id.into())).collect();
+    let special = vocab.get("<s>").map(|id| {
+        json!({"id": id, "content": "<s>", "special": true, "single_word": false,
+               "lstrip": false, "rstrip": false, "normalized": false})
+    });
+    let content = json!({
+        "added_tokens": special.into_iter().collect::<Vec<_>>(), "decoder": {"type": "Fuse"},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("tokenizer.json"), content.to_string()).unwrap();
+    Tokenizer::load(folder.path()).unwrap()
 }
 
 pub(crate) fn streaming(prompt: &[u32], max_tokens: u32) -> GenerateStreamRequest {

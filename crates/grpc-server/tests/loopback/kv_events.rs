@@ -126,7 +126,7 @@ fn prompt(first: u32) -> Vec<u32> {
 async fn run(server: &Server, prompt: &[u32], salt: Option<&str>) -> u32 {
     let cache_salt = salt.map(str::to_owned);
     let request = GenerateRequest { cache_salt, ..unary(prompt, 4) };
-    let reply = server.client().generate(request).await.unwrap().into_inner();
+    let reply = server.generate(request).await;
     reply.usage.unwrap().cached_prompt_tokens
 }
 

@@ -48,7 +48,7 @@ async fn read_tokens(stream: &mut Streaming<GenerateStreamResponse>, n_tokens: u
     while tokens.len() < n_tokens {
         match stream.message().await.unwrap().unwrap().event.unwrap() {
             Event::Delta(delta) => tokens.extend(delta.token_ids),
-            Event::Finished(finished) => panic!("{finished:?}"),
+            other => panic!("{other:?}"),
         }
     }
     tokens

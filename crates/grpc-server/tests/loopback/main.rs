@@ -1,4 +1,4 @@
-//! The service through a real port: streams, refusals, disconnects, overload, death.
+//! The service through a real port: streams, sampling, refusals, disconnects, overload, death.
 
 #![expect(clippy::unwrap_used, reason = "a failure in a test's helper is a failure of the test")]
 
@@ -6,6 +6,11 @@ mod faults;
 mod harness;
 mod kv_events;
 mod lifecycle;
+mod outputs;
 mod prefix_cache;
 mod refusals;
+mod refused_parameters;
+mod sampling;
+mod scripted;
+mod stop_texts;
 mod streams;

@@ -20,7 +20,7 @@ fn salted(salt: Option<&str>) -> GenerateRequest {
 
 /// Runs a request whose text must be right; its cached prompt tokens.
 async fn cached_tokens(server: &Server, request: GenerateRequest) -> u32 {
-    let reply = server.client().generate(request).await.unwrap().into_inner();
+    let reply = server.generate(request).await;
     assert_eq!(reply.token_ids, [1050, 1051, 1052, 1053]);
     let usage = reply.usage.unwrap();
     assert_eq!((usage.prompt_tokens, usage.completion_tokens), (50, 4));
@@ -76,7 +76,7 @@ async fn a_repeated_prompt_comes_from_the_cache_and_stays_there() {
 #[tokio::test]
 async fn outputs_are_shared_as_prompts_are() {
     let server = Server::start(Setup::default()).await;
-    let reply = server.client().generate(unary(&prompt(), 50)).await.unwrap().into_inner();
+    let reply = server.generate(unary(&prompt(), 50)).await;
     assert_eq!(reply.usage.unwrap().cached_prompt_tokens, 0);
     // The next turn of a conversation: prompt, answer, and something new.
     let turn: Vec<u32> = prompt().into_iter().chain(reply.token_ids).chain([7, 8]).collect();

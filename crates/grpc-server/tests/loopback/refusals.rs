@@ -1,26 +1,28 @@
 //! Fault cases L23 and L24: what cannot be served is refused at once, and the server goes on.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
+use grpc_api::inference::v1::GenerateRequest;
 use grpc_api::inference::v1::generate_request::Prompt;
-use grpc_api::inference::v1::{
-    GenerateRequest, SamplingParams, SpeculationParams, StoppingParams, TokenIds,
-};
 use tokio::task::JoinSet;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use crate::harness::{HOLD, OK, Server, Setup, VOCAB, unary};
 
-async fn refusal(server: &Server, request: GenerateRequest) -> Status {
+pub(crate) async fn refusal(server: &Server, request: GenerateRequest) -> Status {
     let status = server.client().generate(request).await.unwrap_err();
     server.check_serves().await;
     status
 }
 
 /// Expects INVALID_ARGUMENT for `field`, with `text` in its description.
-async fn check_invalid(server: &Server, request: GenerateRequest, field: &str, text: &str) {
+pub(crate) async fn check_invalid(
+    server: &Server,
+    request: GenerateRequest,
+    field: &str,
+    text: &str,
+) {
     let status = refusal(server, request).await;
     assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
     let violations = status.get_details_bad_request().unwrap().field_violations;
@@ -28,10 +30,6 @@ async fn check_invalid(server: &Server, request: GenerateRequest, field: &str, t
     let violation = violation.unwrap_or_else(|| panic!("{field} in {violations:?}"));
     assert!(violation.description.contains(text), "{violation:?}");
     assert!(status.message().contains(field), "{}", status.message());
-}
-
-fn sampling(sampling: SamplingParams) -> GenerateRequest {
-    GenerateRequest { sampling: Some(sampling), ..unary(&[1], 4) }
 }
 
 #[tokio::test]
@@ -73,26 +71,9 @@ async fn a_prompt_that_never_fits_the_pool_is_refused() {
     check_invalid(&server, unary(&[1; 20], 4), "token_ids", "KV pool").await;
     check_invalid(&server, unary(&[1; 16], 4), "token_ids", "KV pool").await;
     // Alone but too long for the pool: a clear end, with what fitted.
-    let reply = server.client().generate(unary(&[1; 12], 20)).await.unwrap().into_inner();
+    let reply = server.generate(unary(&[1; 12], 20)).await;
     assert_eq!(reply.finish_reason(), grpc_api::inference::v1::FinishReason::OutOfBlocks);
     server.check_serves().await;
-}
-
-#[tokio::test]
-async fn bad_parameters_name_the_field() {
-    let server = Server::start(Setup::default()).await;
-    let mut request = unary(&[1], 4);
-    request.stopping = Some(StoppingParams { max_tokens: Some(0), ..Default::default() });
-    check_invalid(&server, request, "stopping.max_tokens", "at least 1").await;
-    let mut request = unary(&[1], 4);
-    request.stopping.as_mut().unwrap().stop_sequences = vec![TokenIds::default()];
-    check_invalid(&server, request, "stopping.stop_sequences", "empty").await;
-    let mut request = unary(&[1], 4);
-    request.stopping.as_mut().unwrap().stop_token_ids = vec![VOCAB];
-    check_invalid(&server, request, "stopping.stop_token_ids", "100000").await;
-    let mut request = unary(&[1], 4);
-    request.speculation = Some(SpeculationParams { num_speculative_tokens: Some(4) });
-    check_invalid(&server, request, "speculation.num_speculative_tokens", "3").await;
 }
 
 #[tokio::test]
@@ -107,43 +88,6 @@ async fn a_bad_salt_names_the_field_and_is_not_repeated() {
     let status = refusal(&server, salted(&long)).await;
     assert!(!format!("{status:?}").contains('ß'), "{status:?}");
     server.client().generate(salted(&long[..256])).await.unwrap();
-}
-
-#[tokio::test]
-async fn sampling_is_refused_and_says_why() {
-    let server = Server::start(Setup::default()).await;
-    let with_temperature =
-        |t| sampling(SamplingParams { temperature: Some(t), ..Default::default() });
-    let field = "sampling.temperature";
-    check_invalid(&server, with_temperature(f64::NAN), field, "finite").await;
-    check_invalid(&server, with_temperature(-1.0), field, "at least 0").await;
-    check_invalid(&server, with_temperature(0.7), field, "only greedy").await;
-    for top_p in [0.0, 1.5, f64::NAN] {
-        let request = sampling(SamplingParams { top_p: Some(top_p), ..Default::default() });
-        check_invalid(&server, request, "sampling.top_p", "above 0").await;
-    }
-    let with_n = |n| sampling(SamplingParams { n: Some(n), ..Default::default() });
-    check_invalid(&server, with_n(0), "sampling.n", "at least 1").await;
-    check_invalid(&server, with_n(2), "sampling.n", "only greedy").await;
-    let with_bias = |id, bias| {
-        let logit_bias = HashMap::from([(id, bias)]);
-        sampling(SamplingParams { logit_bias, ..Default::default() })
-    };
-    let field = "sampling.logit_bias";
-    check_invalid(&server, with_bias(VOCAB, 1.0), field, "100000").await;
-    check_invalid(&server, with_bias(1, f64::NAN), field, "NaN").await;
-    check_invalid(&server, with_bias(1, 1.0), field, "only greedy").await;
-    let both =
-        SamplingParams { n: Some(2), seed: Some(7), temperature: Some(1.0), ..Default::default() };
-    let status = refusal(&server, sampling(both)).await;
-    assert_eq!(status.get_details_bad_request().unwrap().field_violations.len(), 2);
-    let greedy = SamplingParams {
-        temperature: Some(0.0),
-        n: Some(1),
-        top_p: Some(1.0),
-        ..Default::default()
-    };
-    server.client().generate(sampling(greedy)).await.unwrap();
 }
 
 #[tokio::test]
@@ -173,7 +117,7 @@ async fn a_full_queue_refuses_at_once_and_answers_everyone() {
         match answer.unwrap() {
             Ok(reply) => {
                 n_served += 1;
-                assert_eq!(reply.into_inner().token_ids.len(), 120);
+                assert_eq!(reply.into_inner().outputs[0].token_ids.len(), 120);
             }
             Err(status) => {
                 n_refused += 1;

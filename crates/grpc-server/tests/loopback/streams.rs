@@ -28,6 +28,7 @@ async fn a_stream_is_one_message_a_step_and_a_last_one() {
                 text.extend(delta.text_pieces);
             }
             Event::Finished(finished) => break finished,
+            other @ Event::PromptLogprobs(_) => panic!("{other:?}"),
         }
     };
     assert!(stream.message().await.unwrap().is_none());
@@ -40,7 +41,7 @@ async fn a_stream_is_one_message_a_step_and_a_last_one() {
     assert!(n_accepted > 10 && n_accepted < n_drafts, "drafts both pass and fail");
     assert_eq!(stats.accepted_histogram.iter().sum::<u64>(), stats.verify_steps);
 
-    let reply = server.client().generate(unary(&[100, 101], 40)).await.unwrap().into_inner();
+    let reply = server.generate(unary(&[100, 101], 40)).await;
     assert_eq!(reply.token_ids, ids);
     assert_eq!(reply.text.as_deref(), Some((text + &finished.tail_text).as_str()));
     assert_eq!(reply.finish_reason(), FinishReason::MaxTokens);
@@ -52,7 +53,7 @@ async fn drafting_can_be_turned_off_for_a_request() {
     let server = Server::start(Setup::default()).await;
     let mut request = unary(&[1], 20);
     request.speculation = Some(SpeculationParams { num_speculative_tokens: Some(0) });
-    let reply = server.client().generate(request).await.unwrap().into_inner();
+    let reply = server.generate(request).await;
     assert_eq!(reply.token_ids, (2..22).collect::<Vec<u32>>());
     assert_eq!(reply.speculation.as_ref().unwrap().verify_steps, 0);
     assert_eq!(reply.text, None, "no tokenizer, no text");
@@ -63,14 +64,14 @@ async fn stops_say_what_matched() {
     let server = Server::start(Setup::default()).await;
     let mut request = unary(&[1], 20);
     request.stopping.as_mut().unwrap().stop_token_ids = vec![7];
-    let reply = server.client().generate(request).await.unwrap().into_inner();
+    let reply = server.generate(request).await;
     assert_eq!(reply.finish_reason(), FinishReason::StopToken);
     assert_eq!((reply.token_ids.last(), reply.matched_token_id), (Some(&7), Some(7)));
 
     let mut request = unary(&[1], 20);
     request.stopping.as_mut().unwrap().stop_sequences =
         vec![TokenIds { ids: vec![9, 8] }, TokenIds { ids: vec![8, 9] }];
-    let reply = server.client().generate(request).await.unwrap().into_inner();
+    let reply = server.generate(request).await;
     assert_eq!(reply.finish_reason(), FinishReason::StopSequence);
     assert_eq!((reply.token_ids.last(), reply.matched_stop_sequence), (Some(&9), Some(1)));
 }
