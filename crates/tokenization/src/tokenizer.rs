@@ -141,6 +141,19 @@ impl Tokenizer {
         OutputText::new(self.incremental_decoder(true), rules)
     }
 
+    /// The bytes that a token adds to a text, or the name of a special one; `None` for an id without
+    /// a token. They may be a part of a character.
+    #[must_use]
+    pub fn token_bytes(&self, id: TokenId) -> Option<&[u8]> {
+        self.pieces.bytes(id)
+    }
+
+    /// Whether a token is special: a mark in the run of ids, without a text.
+    #[must_use]
+    pub fn is_special(&self, id: TokenId) -> bool {
+        self.pieces.is_special(id)
+    }
+
     /// One more than the largest id that a token has.
     #[must_use]
     pub fn n_ids(&self) -> u32 {
