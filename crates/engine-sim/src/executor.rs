@@ -8,6 +8,7 @@ use engine_types::{
     StepOutcome, StepPlan, StepQueue, TokenId,
 };
 
+use crate::guide::choose;
 use crate::model::{Drafter, State, Voice, draft_entry};
 use crate::rng::Rng;
 
@@ -149,13 +150,21 @@ impl HashExecutor {
         let mut n_accepted = 0;
         if row.samples {
             let (vocab_size, voice) = (self.limits.vocab_size, Voice::of(row.request_id));
-            run.push(states[n_known - 1].next_token(vocab_size, voice));
+            let n_words = vocab_size.div_ceil(u32::BITS) as usize;
+            let masks = plan.masks(row);
+            assert!([0, n_words * (1 + row.n_draft as usize)].contains(&masks.len()));
+            let choice = |n: usize| {
+                let mask = if masks.is_empty() { masks } else { &masks[n * n_words..][..n_words] };
+                let wanted = states[n_known - 1 + n].next_token(vocab_size, voice);
+                choose(wanted, mask, vocab_size)
+            };
+            run.push(choice(0));
             for draft_idx in 0..row.n_draft as usize {
                 if run[draft_idx] != tokens[n_known + draft_idx] {
                     break;
                 }
                 n_accepted += 1;
-                run.push(states[n_known + draft_idx].next_token(vocab_size, voice));
+                run.push(choice(draft_idx + 1));
             }
         }
         let valid_len = row.n_computed + row.n_query - row.n_draft + n_accepted;

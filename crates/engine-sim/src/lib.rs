@@ -19,6 +19,7 @@
 //! ```
 
 mod executor;
+mod guide;
 mod kv_mirror;
 mod ledger;
 mod model;

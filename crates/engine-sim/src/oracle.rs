@@ -2,6 +2,7 @@
 
 use engine_types::{ExecutorLimits, FinishReason, Request, TokenId};
 
+use crate::guide::choose;
 use crate::model::{Drafter, State, Voice, draft_entry};
 
 /// A request's output if nothing interrupts it.
@@ -22,9 +23,21 @@ pub fn serial(request: &Request, limits: &ExecutorLimits, eos_token_ids: &[Token
     }
     let params = &request.params;
     let pool_tokens = limits.num_blocks as usize * limits.block_size as usize;
+    let (mut guide, mut stop_texts) = (request.guide.clone(), request.stop_texts.clone());
+    let mut mask = vec![];
     let mut tokens = vec![];
     loop {
-        let token = state.next_token(limits.vocab_size, Voice::of(request.id));
+        if let Some(guide) = &mut guide {
+            mask.resize(limits.vocab_size.div_ceil(u32::BITS) as usize, 0);
+            guide.0.fill_mask(&mut mask);
+        }
+        let wanted = state.next_token(limits.vocab_size, Voice::of(request.id));
+        let token = choose(wanted, &mask, limits.vocab_size);
+        let text = stop_texts.as_mut().and_then(|texts| texts.0.push(token));
+        let is_complete = guide.as_mut().is_some_and(|guide| {
+            assert!(guide.0.accept(token));
+            guide.0.is_complete()
+        });
         tokens.push(token);
         state = state.extend(token);
         let n_tokens = request.prompt.len() + tokens.len();
@@ -36,6 +49,10 @@ pub fn serial(request: &Request, limits: &ExecutorLimits, eos_token_ids: &[Token
             FinishReason::StopToken(token)
         } else if let Some(index) = stop.filter(|_| may_end) {
             FinishReason::StopSequence(index)
+        } else if let Some(index) = text.filter(|_| may_end) {
+            FinishReason::StopText(index)
+        } else if is_complete {
+            FinishReason::GrammarComplete
         } else if tokens.len() == params.max_tokens as usize {
             FinishReason::MaxTokens
         } else if n_tokens == limits.max_model_len as usize {

@@ -32,6 +32,8 @@ struct Traced {
     place: Place,
     /// The sibling with whose prompt it waits.
     leader: Option<RequestId>,
+    /// Whether what follows tokens in flight is not known.
+    is_guided: bool,
     n_prompt: u32,
     /// How many tokens it leaves uncomputed at the end of what a sibling has computed.
     n_unshared: u32,
@@ -91,9 +93,14 @@ impl Traced {
         self.n_computed + 1 >= self.n_tokens
     }
 
-    /// Whether the row in flight surely is its last one.
-    fn surely_ends(&self) -> bool {
-        self.n_in_flight > 0 && self.n_computed >= self.n_tokens && self.n_tokens + 1 >= self.n_end
+    /// Whether its newest token is in flight.
+    fn has_token_in_flight(&self) -> bool {
+        self.n_in_flight > 0 && self.n_computed >= self.n_tokens
+    }
+
+    /// Whether the row in flight surely is its last one, or has to come back first.
+    fn has_no_next_row(&self) -> bool {
+        self.has_token_in_flight() && (self.is_guided || self.n_tokens + 1 >= self.n_end)
     }
 }
 
@@ -125,6 +132,7 @@ impl Trace {
             rank,
             place: Place::Waiting,
             leader: (id != request.id).then_some(request.id),
+            is_guided: request.guide.is_some(),
             n_prompt,
             n_unshared: n_lookahead.max(1),
             n_tokens: n_prompt,
@@ -201,7 +209,7 @@ impl Trace {
         let has_row: HashSet<_> = plan.rows().iter().map(|row| row.request_id).collect();
         let n_running = self.count(Traced::runs);
         for (id, traced) in &mut self.requests {
-            if !traced.runs() || has_row.contains(id) || traced.surely_ends() {
+            if !traced.runs() || has_row.contains(id) || traced.has_no_next_row() {
                 traced.n_starved = 0;
                 continue;
             }
@@ -293,7 +301,7 @@ impl Trace {
             (TokenSource::InFlight { row: source }, Some((row_idx, before))) => {
                 assert_eq!(source as usize, row_idx, "{id}: continues its own row");
                 assert!(row.n_draft <= before.n_propose, "{id}: verifies what is proposed");
-                assert!(!traced.surely_ends(), "{id}: a row behind its last one");
+                assert!(!traced.has_no_next_row(), "{id}: a row behind its last one");
             }
             (source, _) => panic!("{id}: its tokens are not where {source:?} says"),
         }

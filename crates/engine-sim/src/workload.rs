@@ -1,8 +1,12 @@
 //! Workloads of a seed.
 
-use engine_types::{ExecutorLimits, OutputMode, Request, RequestId, SamplingParams};
+use engine_types::{
+    BoxedGuide, BoxedStopTexts, ExecutorLimits, OutputMode, Request, RequestId, SamplingParams,
+    TokenId,
+};
 use scheduler::{DraftPolicy, SchedulerConfig, SchedulingPolicy};
 
+use crate::guide::{HashGrammar, Words};
 use crate::model::{Drafter, Voice};
 use crate::prompts::{Texts, longest, token};
 use crate::rng::Rng;
@@ -138,7 +142,6 @@ fn request(
         _ => rng.between(1, texts.n_short),
     };
     let n_stop_ids = if rng.chance(20) { rng.between(1, 2) } else { 0 };
-    let n_stops = if rng.chance(30) { rng.between(1, 2) } else { 0 };
     let k = config.num_speculative_tokens;
     let max_tokens = rng.between(1, 60);
     let params = SamplingParams {
@@ -146,9 +149,7 @@ fn request(
         min_tokens: if rng.chance(20) { rng.between(0, max_tokens) } else { 0 },
         ignore_eos: rng.chance(40),
         stop_token_ids: (0..n_stop_ids).map(|_| token(rng, limits)).collect(),
-        stop_sequences: (0..n_stops)
-            .map(|_| (0..rng.between(1, 3)).map(|_| token(rng, limits)).collect())
-            .collect(),
+        stop_sequences: if rng.chance(30) { words(rng, limits) } else { vec![] },
         num_speculative_tokens: rng.chance(30).then(|| rng.between(0, k)),
         ..SamplingParams::default()
     };
@@ -164,10 +165,22 @@ fn request(
         params,
         cache_salt: rng.chance(25).then(|| vec![1; rng.pick(&[1, 2])]),
         priority: [-3, 0, 0, 1, 7][rng.between(0, 4) as usize],
-        guide: None,
-        stop_texts: None,
+        guide: rng
+            .chance(12)
+            .then(|| BoxedGuide(Box::new(HashGrammar::new(rng.next_u64(), limits.vocab_size)))),
+        stop_texts: rng.chance(12).then(|| {
+            let words = words(rng, limits);
+            BoxedStopTexts(Box::new(Words { words, seen: vec![] }))
+        }),
         siblings,
     }
+}
+
+/// One or two short sequences.
+fn words(rng: &mut Rng, limits: &ExecutorLimits) -> Vec<Vec<TokenId>> {
+    let n_words = rng.between(1, 2);
+    let mut word = || (0..rng.between(1, 3)).map(|_| token(rng, limits)).collect();
+    (0..n_words).map(|_| word()).collect()
 }
 
 /// When a request comes, and whether somebody ends it or its siblings.
