@@ -45,7 +45,7 @@ pub struct TokensEvent {
     /// The drafts that this step verified; empty after a prefill or a plain decode.
     pub drafts: StepTokens,
     /// One entry for each of `tokens`, if the request asks for log probabilities.
-    pub logprobs: Vec<TokenLogprobs>,
+    pub logprobs: Box<[TokenLogprobs]>,
 }
 
 /// Token counts of a finished request.

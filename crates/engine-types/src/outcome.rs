@@ -85,6 +85,7 @@ impl StepOutcome {
 
     /// Why `row` alone has failed, if it has.
     #[must_use]
+    #[inline]
     pub fn failure(&self, row: &OutcomeRow) -> Option<&str> {
         let own = |(id, _): &&(RequestId, String)| *id == row.request_id;
         let failure = || self.failures.iter().find(own).map(|(_, message)| &message[..]);
@@ -119,12 +120,14 @@ impl StepOutcome {
 
     /// The log probabilities of the run of `row`, empty if nobody asked for them.
     #[must_use]
+    #[inline]
     pub fn logprobs(&self, row: &OutcomeRow) -> &[TokenLogprobs] {
         &self.logprobs[row.logprobs.range()]
     }
 
     /// The log probabilities of the prompt that `row` has computed.
     #[must_use]
+    #[inline]
     pub fn prompt_logprobs(&self, row: &OutcomeRow) -> &[TokenLogprobs] {
         &self.logprobs[row.prompt_logprobs.range()]
     }
@@ -150,12 +153,14 @@ impl StepOutcome {
 
     /// The accepted run of `row`.
     #[must_use]
+    #[inline]
     pub fn tokens(&self, row: &OutcomeRow) -> &[TokenId] {
         &self.tokens[row.tokens.range()]
     }
 
     /// The drafts that `row` proposes for the next step.
     #[must_use]
+    #[inline]
     pub fn drafts(&self, row: &OutcomeRow) -> &[TokenId] {
         &self.drafts[row.drafts.range()]
     }

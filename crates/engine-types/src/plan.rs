@@ -170,16 +170,38 @@ impl StepPlan {
         lookahead: &[TokenId],
         table: RowTable,
     ) {
+        let n_known = tokens.len().checked_sub(spec.n_draft as usize);
+        let (known, drafts) = tokens.split_at(n_known.unwrap_or_default());
+        self.push_row_of(request_id, spec, (known, drafts), lookahead, table);
+    }
+
+    /// The same for drafts that lie elsewhere than the known tokens.
+    ///
+    /// # Panics
+    ///
+    /// If no known token is queried, or not as many drafts as `spec` says.
+    #[inline]
+    pub fn push_row_of(
+        &mut self,
+        request_id: RequestId,
+        spec: RowSpec,
+        (known, drafts): (&[TokenId], &[TokenId]),
+        lookahead: &[TokenId],
+        table: RowTable,
+    ) {
         assert!(
-            tokens.len() > spec.n_draft as usize,
+            !known.is_empty() && drafts.len() == spec.n_draft as usize,
             "{request_id}: a row queries at least one known token [INV-6]"
         );
         let mut row = self.row(request_id, spec, TokenSource::Host, table);
-        row.tokens = Span::after(self.tokens.len(), tokens.len());
+        row.tokens = Span::after(self.tokens.len(), known.len() + drafts.len());
         row.lookahead = Span::after(self.lookahead.len(), lookahead.len());
         row.n_query = row.tokens.len;
-        self.tokens.extend_from_slice(tokens);
-        self.lookahead.extend_from_slice(lookahead);
+        self.tokens.extend_from_slice(known);
+        self.tokens.extend_from_slice(drafts);
+        if !lookahead.is_empty() {
+            self.lookahead.extend_from_slice(lookahead);
+        }
         self.push(row);
     }
 
@@ -189,6 +211,7 @@ impl StepPlan {
     /// # Panics
     ///
     /// If the row does not sample: only a middle prefill chunk does not, and its tokens are known.
+    #[inline]
     pub fn push_deferred_row(
         &mut self,
         request_id: RequestId,

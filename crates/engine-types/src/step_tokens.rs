@@ -23,7 +23,7 @@ const CAPACITY: usize = MAX_SPECULATIVE_TOKENS + 1;
 #[derive(Clone, Copy, Default)]
 pub struct StepTokens {
     ids: [TokenId; CAPACITY],
-    len: u8,
+    len: u32,
 }
 
 impl From<&[TokenId]> for StepTokens {
@@ -35,7 +35,7 @@ impl From<&[TokenId]> for StepTokens {
         assert!(tokens.len() <= CAPACITY, "{} tokens of one step", tokens.len());
         // A copy of a known length, which costs no call; there are several a row.
         let ids = std::array::from_fn(|idx| tokens.get(idx).copied().unwrap_or_default());
-        Self { ids, len: tokens.len() as u8 }
+        Self { ids, len: tokens.len() as u32 }
     }
 }
 
@@ -48,8 +48,8 @@ impl StepTokens {
     #[must_use]
     #[inline]
     pub fn first(self, len: u32) -> Self {
-        assert!(len <= u32::from(self.len), "{len} of {} tokens", self.len);
-        Self { len: len as u8, ..self }
+        assert!(len <= self.len, "{len} of {} tokens", self.len);
+        Self { len, ..self }
     }
 }
 
@@ -58,7 +58,7 @@ impl Deref for StepTokens {
 
     #[inline]
     fn deref(&self) -> &[TokenId] {
-        &self.ids[..usize::from(self.len)]
+        &self.ids[..self.len as usize]
     }
 }
 
@@ -67,7 +67,7 @@ impl IntoIterator for StepTokens {
     type IntoIter = Take<std::array::IntoIter<TokenId, CAPACITY>>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.ids.into_iter().take(usize::from(self.len))
+        self.ids.into_iter().take(self.len as usize)
     }
 }
 

@@ -1,5 +1,7 @@
 //! From keys to blocks.
 
+use std::hint::black_box;
+
 use engine_types::{BlockId, BlockKey};
 
 /// The end of a bucket, and the place of a block that is in none.
@@ -11,7 +13,8 @@ const NONE: u32 = u32::MAX;
 /// is made once and neither grows nor tidies itself up while steps wait.
 #[derive(Debug)]
 pub(crate) struct PrefixIndex {
-    /// The first block of each bucket; a power of two of them.
+    /// The first block of each bucket; a power of two of them, so many that most are empty even
+    /// if all blocks have keys: each block on the way to another is a wait for memory.
     buckets: Vec<u32>,
     /// By block.
     entries: Vec<Entry>,
@@ -30,7 +33,7 @@ impl PrefixIndex {
     pub(crate) fn new(num_blocks: u32) -> Self {
         let num_blocks = num_blocks as usize;
         Self {
-            buckets: vec![NONE; num_blocks.next_power_of_two()],
+            buckets: vec![NONE; 4 * num_blocks.next_power_of_two()],
             entries: vec![Entry { key: None, next: NONE }; num_blocks],
             len: 0,
         }
@@ -54,6 +57,15 @@ impl PrefixIndex {
         None
     }
 
+    /// Reads what entering `block` under `key` reads.
+    pub(crate) fn touch(&self, key: &BlockKey, block: BlockId) {
+        let first = self.entries.get(self.buckets[self.bucket(key)] as usize);
+        for entry in first.into_iter().chain(&self.entries[block.0 as usize..][..1]) {
+            // These lie at its two ends.
+            black_box((entry.key.is_some(), entry.next));
+        }
+    }
+
     /// Enters `block` under `key` unless the key has a block already; says whether it did.
     pub(crate) fn insert(&mut self, key: &BlockKey, block: BlockId) -> bool {
         if self.get(key).is_some() {
@@ -61,7 +73,7 @@ impl PrefixIndex {
         }
         let bucket = self.bucket(key);
         let entry = &mut self.entries[block.0 as usize];
-        assert_eq!(entry.key, None, "{block} has one key");
+        assert!(entry.key.is_none(), "{block} has one key");
         *entry = Entry { key: Some(*key), next: self.buckets[bucket] };
         self.buckets[bucket] = block.0;
         self.len += 1;

@@ -235,7 +235,13 @@ impl BlockPool {
     /// Grows `table` until it holds `n_tokens` tokens, by all the blocks that are missing or by
     /// none; says whether it holds them now. A table never shrinks.
     #[must_use]
+    #[inline]
     pub fn ensure_capacity(&mut self, table: &mut BlockTable, n_tokens: u32) -> bool {
+        let n_slots = u64::from(table.n_blocks()) * u64::from(self.block_size);
+        u64::from(n_tokens) <= n_slots || self.grow(table, n_tokens)
+    }
+
+    fn grow(&mut self, table: &mut BlockTable, n_tokens: u32) -> bool {
         let n_missing = self.blocks_for(n_tokens).saturating_sub(table.n_blocks());
         if n_missing > self.n_available() {
             return false;
@@ -261,6 +267,31 @@ impl BlockPool {
         })
     }
 
+    /// Whether [`publish`](Self::publish) has anything to do.
+    #[must_use]
+    #[inline]
+    pub fn has_unpublished(&self, table: &BlockTable, n_settled: u32) -> bool {
+        let n_published = u64::from(table.n_published) * u64::from(self.block_size);
+        self.index.is_some() && n_published + u64::from(self.block_size) <= u64::from(n_settled)
+    }
+
+    /// Computes the keys that [`publish`](Self::publish) needs, ahead of it.
+    pub fn hash_blocks(&mut self, keys: &mut PrefixKeys, tokens: &[TokenId], n_settled: u32) {
+        let n_blocks = n_settled / self.block_size;
+        keys.of(tokens, self.block_size, n_blocks, &mut self.scratch);
+    }
+
+    /// Reads what [`publish`](Self::publish) will, so that it does not wait for memory: a caller
+    /// with many tables touches all of them first.
+    pub fn touch(&self, table: &BlockTable, keys: &PrefixKeys) {
+        let Some(index) = &self.index else { return };
+        let new = table.n_published as usize..;
+        let (keys, blocks) = (keys.known().get(new.clone()), table.blocks.get(new));
+        for (key, block) in keys.unwrap_or_default().iter().zip(blocks.unwrap_or_default()) {
+            index.touch(key, *block);
+        }
+    }
+
     /// Lets other sequences find the full blocks within the first `n_settled` tokens of a
     /// sequence: tokens that are committed, as are the `n_lookahead` tokens behind them, and whose
     /// KV is written for good. A block whose content is cached already stays the table's own.
@@ -275,12 +306,12 @@ impl BlockPool {
         tokens: &[TokenId],
         n_settled: u32,
     ) {
-        let n_blocks = n_settled / self.block_size;
-        let Some(index) = &mut self.index else { return };
-        if n_blocks <= table.n_published {
+        if !self.has_unpublished(table, n_settled) {
             return;
         }
-        keys.of(tokens, self.block_size, n_blocks, &mut self.scratch);
+        self.hash_blocks(keys, tokens, n_settled);
+        let Some(index) = &mut self.index else { return };
+        let n_blocks = n_settled / self.block_size;
         let new = table.n_published as usize..n_blocks as usize;
         let mut run_start = new.start;
         for block_idx in new.clone() {

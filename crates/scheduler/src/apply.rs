@@ -1,5 +1,7 @@
 //! What a step did.
 
+use std::iter;
+
 use engine_types::{
     FinishReason, OutcomeRow, PlanRow, RequestEvent, StepOutcome, StepPlan, StepTokens, TokenId,
     TokenLogprobs, TokenSource, TokensEvent,
@@ -13,9 +15,9 @@ use crate::scheduler::{PlannedRow, Scheduler};
 #[derive(Clone, Copy)]
 struct Answer<'a> {
     row: &'a PlanRow,
-    run: StepTokens,
+    run: &'a [TokenId],
     n_accepted: u32,
-    proposals: StepTokens,
+    proposals: &'a [TokenId],
     logprobs: &'a [TokenLogprobs],
     prompt_logprobs: &'a [TokenLogprobs],
     failure: Option<&'a str>,
@@ -56,9 +58,9 @@ impl Scheduler {
             let answer = &outcome.rows()[row_idx.expect("a planned row has an outcome row")];
             let answer = Answer {
                 row,
-                run: outcome.run(answer),
+                run: outcome.tokens(answer),
                 n_accepted: answer.n_accepted,
-                proposals: outcome.proposals(answer),
+                proposals: outcome.drafts(answer),
                 logprobs: outcome.logprobs(answer),
                 prompt_logprobs: outcome.prompt_logprobs(answer),
                 failure: outcome.failure(answer),
@@ -114,8 +116,7 @@ impl Scheduler {
         if let Some(message) = answer.failure {
             return Some(FinishReason::Failed(message.to_owned()));
         }
-        let drafts = entry.drafts.first(row.n_draft);
-        check_answer(answer, &drafts);
+        check_answer(answer, &entry.drafts[..row.n_draft as usize]);
         entry.hand_out_prompt_logprobs(row, answer.prompt_logprobs, events);
         let has_kv = entry.epoch == planned.epoch;
         if !row.samples {
@@ -130,27 +131,30 @@ impl Scheduler {
             n_prompt: entry.n_prompt as usize,
             max_model_len: self.limits.max_model_len as usize,
         };
-        let mut commit = commit(&rules, entry.generated(), &run);
+        let mut commit = commit(&rules, entry.generated(), run);
         if entry.is_followed() {
-            commit = entry.follow(&run, commit);
+            commit = entry.follow(run, commit);
         }
         let kept = &run[..commit.n_kept];
         let n_accepted = answer.n_accepted.min(to_u32(kept.len() - 1));
         entry.tokens.extend_from_slice(kept);
-        entry.drafts = if has_kv { answer.proposals } else { StepTokens::default() };
         if !row.prefill {
             entry.acceptance.record(row.n_draft, answer.n_accepted);
         }
         entry.verified.record_step(row.n_draft, n_accepted);
         self.verified.record_step(row.n_draft, n_accepted);
         self.totals.n_generated_tokens += kept.len() as u64;
-        events.push(RequestEvent::Tokens(TokensEvent {
-            request_id: entry.id,
-            tokens: run.first(to_u32(kept.len())),
-            n_accepted,
-            drafts,
-            logprobs: first_of(answer.logprobs, kept.len()),
+        // Made in place: an event that is moved waits until its parts have settled in memory.
+        events.extend(iter::once_with(|| {
+            RequestEvent::Tokens(TokensEvent {
+                request_id: entry.id,
+                tokens: kept.into(),
+                n_accepted,
+                drafts: entry.drafts.first(row.n_draft),
+                logprobs: first_of(answer.logprobs, kept.len()),
+            })
         }));
+        entry.drafts = if has_kv { answer.proposals.into() } else { StepTokens::default() };
         if has_kv {
             self.enter_kv(planned, row, n_accepted);
         }
@@ -173,8 +177,8 @@ impl Scheduler {
 }
 
 /// The entries of the first `n` tokens, if there are any.
-fn first_of(logprobs: &[TokenLogprobs], n: usize) -> Vec<TokenLogprobs> {
-    if logprobs.is_empty() { vec![] } else { logprobs[..n].to_vec() }
+fn first_of(logprobs: &[TokenLogprobs], n: usize) -> Box<[TokenLogprobs]> {
+    if logprobs.is_empty() { Box::default() } else { logprobs[..n].into() }
 }
 
 /// Checks that a row begins where its request's KV ends.

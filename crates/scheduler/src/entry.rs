@@ -101,8 +101,7 @@ impl Entry {
         let n_written = n_tokens.saturating_add(3 * k).min(limits.max_model_len);
         let n_blocks = blocks_for(n_written, limits.block_size).min(limits.num_blocks);
         let mut tokens = request.prompt;
-        // Drafts stand behind the tokens for a moment while a row is planned.
-        tokens.reserve_exact((n_tokens + k).saturating_sub(n_prompt) as usize);
+        tokens.reserve_exact(n_tokens.saturating_sub(n_prompt) as usize);
         let mut keys = PrefixKeys::new(space);
         keys.reserve(n_blocks);
         Self {

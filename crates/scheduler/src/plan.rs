@@ -156,13 +156,9 @@ impl Scheduler {
             let n_lookahead = if spec.drafting { self.limits.n_lookahead_max } else { 0 };
             let n_lookahead = n_lookahead.min(entry.n_tokens() - end) as usize;
             let (start, end) = (frontier.n_computed as usize, end as usize);
-            // Drafts stand behind the committed tokens only while the row is copied.
-            let n_tokens = entry.tokens.len();
-            entry.tokens.extend_from_slice(&entry.drafts[..n_draft as usize]);
-            let queried = &entry.tokens[start..end + n_draft as usize];
+            let queried = (&entry.tokens[start..end], &entry.drafts[..n_draft as usize]);
             let lookahead = &entry.tokens[end..end + n_lookahead];
-            plan.push_row(entry.id, spec, queried, lookahead, table);
-            entry.tokens.truncate(n_tokens);
+            plan.push_row_of(entry.id, spec, queried, lookahead, table);
             if spec.samples && entry.guide.is_some() {
                 self.masks.clear();
                 let n_words = self.limits.vocab_size.div_ceil(u32::BITS) as usize;
