@@ -48,7 +48,7 @@ impl Distribution {
         let max = processed.f_amax([-1i64].as_slice(), true)?;
         let codes = check_rows(&max, true)?.f_squeeze_dim(-1)?;
         // The largest logit becomes 0, so that no temperature is too small.
-        let mut scaled = processed.f_to_kind(Kind::Double)?.f_sub(&max)?;
+        let mut scaled = processed.f_to_kind(Kind::Double)?.f_sub_(&max)?;
         if rows.iter().any(|row| row.params.temperature != 1.0) {
             let temperatures: Vec<f64> =
                 rows.iter().map(|row| f64::from(row.params.temperature)).collect();
@@ -61,14 +61,12 @@ impl Distribution {
     }
 
     /// f64 `[R, vocab]`; each row sums to 1, or is NaN if it has no token to choose.
-    #[must_use]
     pub fn probs(&self) -> &Tensor {
         &self.probs
     }
 
     /// i64 `[R]`: 0, or a negative code where a row has no token to choose, which
     /// [`explain`](crate::explain) turns into words.
-    #[must_use]
     pub fn codes(&self) -> &Tensor {
         &self.codes
     }

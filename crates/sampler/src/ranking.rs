@@ -12,11 +12,11 @@ pub(crate) fn keys(logits: &Tensor) -> Result<Tensor, TchError> {
     // Adding 0 makes a negative zero positive.
     let bits = logits.f_add_scalar(0.0)?.f_view_dtype(Kind::Int)?;
     // The bits of negative numbers ascend with their magnitude: flip all but the sign.
-    let flip = bits.f_bitwise_right_shift_tensor_scalar(31)?.f_bitwise_and(0x7FFF_FFFF)?;
-    let ordered = bits.f_bitwise_xor_tensor(&flip)?.f_to_kind(Kind::Int64)?;
+    let mut ordered = bits.f_bitwise_right_shift_tensor_scalar(31)?;
+    let _ = ordered.f_bitwise_and_(0x7FFF_FFFF)?.f_bitwise_xor_tensor_(&bits)?;
     let ids = Tensor::f_arange(vocab, (Kind::Int64, logits.device()))?;
     let reversed = ids.f_neg()?.f_add_scalar(i64::from(u32::MAX))?;
-    ordered.f_mul_scalar(1i64 << 32)?.f_add(&reversed)
+    ordered.f_to_kind(Kind::Int64)?.f_mul_scalar_(1i64 << 32)?.f_add_(&reversed)
 }
 
 /// The `n` most likely tokens of each row of f32 `logits`, best first: their ids, i64 `[R, n]`.

@@ -1,4 +1,5 @@
 //! Vectorised rows against the scalar definitions, alone and in a batch, with every parameter.
+#![expect(clippy::unwrap_used, reason = "a failure in a test's helper is a failure of the test")]
 
 use sampler::noise::{self, Purpose};
 use sampler::{
@@ -156,7 +157,7 @@ fn a_row_has_the_same_bits_alone_and_in_a_batch() {
         let chosen =
             Vec::<i64>::try_from(together.sample(&rows, Purpose::Sample).unwrap()).unwrap();
         for (row_idx, (row, logits)) in rows.iter().zip(&logits).enumerate() {
-            let alone = Distribution::new(&tensor(&[logits.clone()]), &[*row]).unwrap();
+            let alone = Distribution::new(&tensor(std::slice::from_ref(logits)), &[*row]).unwrap();
             let of_row = together.probs().narrow(0, row_idx as i64, 1);
             let bits = |probs: &Tensor| to_rows(probs)[0].iter().map(|p| p.to_bits()).collect();
             let (alone_bits, bits): (Vec<u64>, Vec<u64>) = (bits(alone.probs()), bits(&of_row));

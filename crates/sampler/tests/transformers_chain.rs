@@ -1,5 +1,6 @@
 //! The processed distribution of 240 random combinations of parameters against that of
 //! transformers' own chain of processors, see `data/transformers_chain.py`.
+#![expect(clippy::unwrap_used, reason = "a failure in a test's helper is a failure of the test")]
 
 use sampler::{Distribution, SamplingParams, SamplingRow, TokenHistory, oracle};
 use serde_json::Value;

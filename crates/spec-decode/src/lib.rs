@@ -44,7 +44,7 @@ pub use draft_model::{DraftError, DraftInput, DraftModel, DraftOutput};
 pub use error::SpecDecodeError;
 pub use index_share::{DraftMethod, IndexShare, IndexShareFacts};
 pub use metadata::SpecDecodeMetadata;
-pub use proposer::{DraftSeq, EagleProposer, Proposal};
+pub use proposer::{DraftDraws, DraftSeq, EagleProposer, Proposal};
 pub use rejection::AcceptedRuns;
 pub use sampled::DraftProbs;
 pub use synthetic::SyntheticAcceptance;

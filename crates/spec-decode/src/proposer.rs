@@ -5,6 +5,7 @@ use std::ops::Range;
 use attention_backends::{DeviceLayout, Selection};
 use batch_layout::{BatchLayout, SeqSpec};
 use engine_types::{IndexerCounts, MAX_SPECULATIVE_TOKENS, TokenId};
+use sampler::{Purpose, Sampled, SamplingParams, SamplingRow, TokenHistory};
 use tch::{Device, Tensor};
 
 use crate::draft_model::{DraftError, DraftInput, DraftModel};
@@ -28,15 +29,31 @@ pub struct DraftSeq<'a> {
     /// Drafts wanted, at most the proposer's `num_speculative_tokens`; 0 only lets the draft
     /// layers' KV follow the rows.
     pub n_propose: usize,
+    /// What the drafts are drawn with, [checked](SamplingParams::check) and without anything that
+    /// looks at a history; the likeliest tokens are taken where it is absent or greedy.
+    pub sampling: Option<&'a SamplingParams>,
+}
+
+/// What a draft step drew its drafts from.
+#[derive(Debug)]
+pub struct DraftDraws {
+    /// Which step, so which draft of its sequences.
+    pub step: usize,
+    /// The sequences whose draft was drawn, ascending.
+    pub seqs: Vec<usize>,
+    /// Their distributions, f64 `[seqs.len(), vocab]`.
+    pub probs: Tensor,
 }
 
 /// What a call of [`EagleProposer::propose`] made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Proposal<'a> {
     /// The drafts of each sequence, in the order of the sequences.
     pub drafts: &'a [Vec<TokenId>],
     /// What indexers did in each draft step.
     pub indexer: &'a [IndexerCounts; MAX_SPECULATIVE_TOKENS],
+    /// What drafts were drawn from, in the order of the steps; nothing of steps that drew none.
+    pub draws: Vec<DraftDraws>,
 }
 
 /// Proposes drafts by running the MTP layers one step after the other, step `j` with layer
@@ -58,6 +75,9 @@ pub struct Proposal<'a> {
 /// prefix step chose for the sequence's last valid row, so not the positions that drafting itself
 /// adds, and no indexer runs.
 ///
+/// **Draws** ([`DraftSeq::sampling`]): the noise of a draft belongs to the position that it is for,
+/// as that of its verification does.
+///
 /// The layout of each shape is built afresh: no map outlives its batch (fault case L07).
 #[derive(Debug)]
 pub struct EagleProposer {
@@ -67,6 +87,7 @@ pub struct EagleProposer {
     indexer: [IndexerCounts; MAX_SPECULATIVE_TOKENS],
     layout: BatchLayout,
     drafts: Vec<Vec<TokenId>>,
+    draws: Vec<DraftDraws>,
     chosen: Vec<TokenId>,
     ids: Vec<i64>,
     rows: Vec<i64>,
@@ -98,6 +119,7 @@ impl EagleProposer {
             indexer: Default::default(),
             layout: BatchLayout::new(block_size),
             drafts: Vec::new(),
+            draws: Vec::new(),
             chosen: Vec::new(),
             ids: Vec::new(),
             rows: Vec::new(),
@@ -144,6 +166,7 @@ impl EagleProposer {
         self.drafts.iter_mut().for_each(Vec::clear);
         self.drafts.resize_with(seqs.len(), || Vec::with_capacity(MAX_SPECULATIVE_TOKENS));
         self.indexer = Default::default();
+        self.draws.clear();
         if self.num_speculative_tokens > 0 && !seqs.is_empty() {
             assert_eq!(model.num_layers(), self.num_layers, "the proposer knows its layers");
             assert!(!self.index_share || model.can_share_selection(), "the model can share");
@@ -151,7 +174,8 @@ impl EagleProposer {
             let chain = self.prefix_steps(model, seqs, hidden)?;
             self.recursive_steps(model, seqs, chain)?;
         }
-        Ok(Proposal { drafts: &self.drafts, indexer: &self.indexer })
+        let draws = std::mem::take(&mut self.draws);
+        Ok(Proposal { drafts: &self.drafts, indexer: &self.indexer, draws })
     }
 
     fn check(&self, seq: &DraftSeq<'_>) {
@@ -202,10 +226,10 @@ impl EagleProposer {
             self.indexer[step] = output.indexer;
             let mut selection = output.selection;
             if is_last_step {
-                self.choose(model, step, &active, &output.hidden)?;
+                self.choose(seqs, step, &active, &|| model.logits(step, &output.hidden))?;
             } else {
                 let last = output.hidden.f_index_select(0, &last_rows)?;
-                self.choose(model, step, &active, &last)?;
+                self.choose(seqs, step, &active, &|| model.logits(step, &last))?;
                 selection = selection.map(|all| all.select_rows(&last_rows)).transpose()?;
             }
             if self.index_share && !active.is_empty() {
@@ -259,7 +283,7 @@ impl EagleProposer {
             })?;
             self.indexer[step] = output.indexer;
             hidden = output.hidden;
-            self.choose(model, layer, &active, &hidden)?;
+            self.choose(seqs, step, &active, &|| model.logits(layer, &hidden))?;
         }
         Ok(())
     }
@@ -280,23 +304,64 @@ impl EagleProposer {
         }
     }
 
-    /// Appends the likeliest token of each row of `hidden` to the drafts of its sequence.
-    fn choose<M: DraftModel + ?Sized>(
+    /// Appends a token of each row of the `logits` of step `step` to the drafts of its sequence.
+    fn choose(
         &mut self,
-        model: &M,
-        layer: usize,
+        seqs: &[DraftSeq<'_>],
+        step: usize,
         active: &[usize],
-        hidden: &Tensor,
+        logits: &dyn Fn() -> Result<Tensor, DraftError>,
     ) -> Result<(), SpecDecodeError> {
         if active.is_empty() {
             return Ok(());
         }
-        sampler::greedy(&model.logits(layer, hidden)?, &mut self.chosen)?;
+        let logits = logits()?;
+        if active.iter().any(|&seq| seqs[seq].is_drawn()) {
+            return self.draw(seqs, step, active, &logits);
+        }
+        sampler::greedy(&logits, &mut self.chosen)?;
         assert_eq!(self.chosen.len(), active.len(), "one row of logits for each sequence");
         for (&seq, &draft) in active.iter().zip(&self.chosen) {
             self.drafts[seq].push(draft);
         }
         Ok(())
+    }
+
+    /// The same where some tokens are drawn.
+    fn draw(
+        &mut self,
+        seqs: &[DraftSeq<'_>],
+        step: usize,
+        active: &[usize],
+        logits: &Tensor,
+    ) -> Result<(), SpecDecodeError> {
+        let (greedy, history) = (SamplingParams::default(), TokenHistory::default());
+        let row = |&seq: &usize| {
+            let seq = &seqs[seq];
+            // Behind the valid rows comes the known token, and behind that one the first draft.
+            let position = u64::from(seq.first_position) + (seq.rows.len() + 1 + step) as u64;
+            let params = seq.sampling.unwrap_or(&greedy);
+            SamplingRow { params, history: &history, drafts: &[], position, grammar_mask: None }
+        };
+        let rows: Vec<SamplingRow<'_>> = active.iter().map(row).collect();
+        let Sampled { ids, distribution } = sampler::sample(logits, &rows, Purpose::Draft)?;
+        for (&seq, id) in active.iter().zip(ids) {
+            let draft = id.map_err(|fault| DraftError::Model(fault.to_string()))?;
+            self.drafts[seq].push(draft);
+        }
+        if let Some(distribution) = distribution {
+            let seqs = active.iter().copied().filter(|&seq| seqs[seq].is_drawn()).collect();
+            let probs = distribution.probs().shallow_clone();
+            self.draws.push(DraftDraws { step, seqs, probs });
+        }
+        Ok(())
+    }
+}
+
+impl DraftSeq<'_> {
+    /// Whether its drafts are drawn.
+    fn is_drawn(&self) -> bool {
+        self.sampling.is_some_and(|params| !params.is_greedy())
     }
 }
 

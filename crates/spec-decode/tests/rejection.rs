@@ -1,4 +1,5 @@
 //! Vectorised verification against its scalar definition, and the numbers of the fault cases.
+#![expect(clippy::unwrap_used, reason = "a failure in a test's helper is a failure of the test")]
 
 use sampler::noise::{self, Purpose};
 use sampler::{SamplingParams, SamplingRow, TokenHistory};

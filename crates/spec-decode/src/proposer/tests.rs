@@ -219,6 +219,7 @@ fn propose(
             following: &text.tokens[end..end + step.n_following],
             blocks: &text.blocks,
             n_propose: step.n_propose,
+            sampling: None,
         });
         hidden.extend(std::iter::repeat_n(1000, step.n_rejected));
     }

@@ -6,6 +6,7 @@
 //! of a window takes part, the bonus row included. Seeds are fixed. A test passes if no
 //! probability value is below 1e-4; of 100 sound values one is with a probability of 1 %. Biased
 //! samplers must fall below 1e-9.
+#![expect(clippy::unwrap_used, reason = "a failure in a test's helper is a failure of the test")]
 
 mod biased;
 mod chi_square;
@@ -89,7 +90,6 @@ fn check(params: &SamplingParams, first_k: usize) {
             chi_square::fit(&speculative, &exact),
             chi_square::fit(&direct, &exact),
         ];
-        println!("k = {k}, {drafter:?}: {p_values:.4?}");
         assert!(p_values.iter().all(|&p| p > SOUND), "{p_values:?} k = {k} {drafter:?} {params:?}");
     }
 }
@@ -176,7 +176,6 @@ fn larger_vocabularies() {
                 counts(&tokens, vocab)
             };
             let p = chi_square::two_samples(&of_position(&speculative), &of_position(&direct));
-            println!("position {at}, {drafter:?}: {p:.4}");
             assert!(p > SOUND, "{p} at position {at}, {drafter:?}, {params:?}");
         }
     }
@@ -197,7 +196,6 @@ fn least_p_value(bias: Bias) -> f64 {
         let is_possible = counts.iter().zip(&exact).all(|(&n, &p)| n == 0 || p > 0.0);
         if is_possible { chi_square::fit(&counts, &exact) } else { 0.0 }
     });
-    println!("{bias:?}: {p_values:?}");
     p_values.into_iter().fold(1.0, f64::min)
 }
 

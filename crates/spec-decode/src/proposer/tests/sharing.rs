@@ -64,6 +64,7 @@ fn launches_are_one_for_each_layer_with_sharing_and_one_for_each_step_without() 
                 following: &text.tokens[6..7],
                 blocks: &text.blocks,
                 n_propose: step.n_propose,
+                sampling: None,
             };
             let proposal = proposer.propose(&model, &[seq], &column(&hidden)).unwrap();
             let launches = proposal.indexer.map(|counts| counts.n_launches);
@@ -105,6 +106,7 @@ fn a_missing_selection_is_an_error_and_not_a_dense_step() {
         following: &text.tokens[1..2],
         blocks: &text.blocks,
         n_propose: 3,
+        sampling: None,
     };
     let hidden = column(&[text.hidden(0)]);
     let error = sharing(3, 1).propose(&model, &[seq], &hidden).unwrap_err().to_string();
