@@ -28,23 +28,25 @@ pub(crate) enum State {
 }
 
 /// What the scheduler keeps of a request. Its tokens are committed ones only, never drafts.
+///
+/// A step goes through the entries of all running requests, which together do not fit into the
+/// fastest memory. So what it reads lies in front, in this order.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Entry {
     pub(crate) id: RequestId,
-    pub(crate) rank: Rank,
-    pub(crate) params: SamplingParams,
-    /// What the executor is told of how its tokens are chosen; `None` if that is plainly greedy.
-    pub(crate) sampler: Option<Arc<Sampler>>,
-    /// Where its grammar is after the committed tokens.
-    pub(crate) guide: Option<BoxedGuide>,
-    /// What looks for stop texts, after the committed tokens.
-    pub(crate) stop_texts: Option<BoxedStopTexts>,
-    /// Log probabilities of the prompt that were handed out.
-    pub(crate) n_prompt_logprobs: u32,
-    /// Drafts a step for this request.
-    pub(crate) k: u32,
+    pub(crate) state: State,
+    /// Its newest row of which the outcome is not known.
+    pub(crate) flight: Option<Flight>,
     /// The prompt, then what was generated.
     pub(crate) tokens: Vec<TokenId>,
+    pub(crate) table: BlockTable,
+    /// The proposals to verify next.
+    pub(crate) drafts: StepTokens,
+    /// How its drafts fared of late.
+    pub(crate) acceptance: Acceptance,
+    /// Drafts a step for this request.
+    pub(crate) k: u32,
     pub(crate) n_prompt: u32,
     /// Tokens, from the front, whose KV is valid.
     pub(crate) n_computed: u32,
@@ -53,30 +55,32 @@ pub(crate) struct Entry {
     /// Committed tokens, from the front, that the KV was made of, up to where it was made of
     /// anything else.
     n_sources: u32,
-    /// Prompt tokens that the prefix cache or a sibling had when the request started.
-    pub(crate) n_cached: u32,
-    pub(crate) table: BlockTable,
     /// Which of the executor's block tables is the request's, while it runs.
     pub(crate) table_slot: u32,
     /// How many of its blocks the executor has been told of.
     pub(crate) n_told: u32,
-    pub(crate) keys: PrefixKeys,
-    pub(crate) state: State,
     /// How often it lost its blocks: outcomes of earlier rows say nothing of its KV.
     pub(crate) epoch: u32,
-    /// Its newest row of which the outcome is not known.
-    pub(crate) flight: Option<Flight>,
+    /// Log probabilities of the prompt that were handed out.
+    pub(crate) n_prompt_logprobs: u32,
+    /// What the executor is told of how its tokens are chosen; `None` if that is plainly greedy.
+    pub(crate) sampler: Option<Arc<Sampler>>,
+    /// Where its grammar is after the committed tokens.
+    pub(crate) guide: Option<BoxedGuide>,
+    /// What looks for stop texts, after the committed tokens.
+    pub(crate) stop_texts: Option<BoxedStopTexts>,
+    pub(crate) keys: PrefixKeys,
+    pub(crate) verified: VerifyCounts,
+    pub(crate) params: SamplingParams,
+    pub(crate) rank: Rank,
+    /// Prompt tokens that the prefix cache or a sibling had when the request started.
+    pub(crate) n_cached: u32,
     /// Requests that are held until its prompt is computed.
     pub(crate) held: Vec<Slot>,
     /// The request with the same prompt that held it, and may still have the prompt's KV.
     pub(crate) source: Option<(Slot, RequestId)>,
-    pub(crate) verified: VerifyCounts,
-    /// How its drafts fared of late.
-    pub(crate) acceptance: Acceptance,
     /// The outcome's row for it, while an outcome is applied.
     pub(crate) outcome_row: Option<usize>,
-    /// The proposals to verify next.
-    pub(crate) drafts: StepTokens,
 }
 
 impl Entry {
