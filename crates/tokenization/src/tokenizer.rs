@@ -141,8 +141,8 @@ impl Tokenizer {
         OutputText::new(self.incremental_decoder(true), rules)
     }
 
-    /// The bytes that a token adds to a text, or the name of a special one; `None` for an id without
-    /// a token. They may be a part of a character.
+    /// The bytes that a token adds to a text, or the name of a special one; `None` for an id
+    /// without a token. They may be a part of a character.
     #[must_use]
     pub fn token_bytes(&self, id: TokenId) -> Option<&[u8]> {
         self.pieces.bytes(id)
