@@ -77,8 +77,9 @@ pub(crate) struct EngineArgs {
     pub(crate) max_queue_wait: Option<Duration>,
     /// How many drafts a request makes in a step: always --num-speculative-tokens, or up to that as
     /// many as pay by its acceptance and the size of the batch; outputs are the same either way
-    #[arg(long, value_enum, default_value_t = DraftingArg::Fixed)]
-    pub(crate) drafting: DraftingArg,
+    /// [default: adaptive for serve, fixed for generate, whose figures can then be compared]
+    #[arg(long, value_enum)]
+    pub(crate) drafting: Option<DraftingArg>,
     /// Whether the next step is planned and launched before the tokens of this one have come, so
     /// that a device does not wait for the host; outputs are the same either way
     #[arg(long, value_enum, default_value_t = OutputModeArg::Immediate)]
@@ -157,13 +158,15 @@ pub(crate) struct GenerateArgs {
     /// bytes
     #[arg(long, value_name = "TEXT")]
     pub(crate) cache_salt: Option<String>,
-    /// Continuations of each prompt, 1 to 256, which share the KV of the prompt; they are the same
-    /// as long as decoding is greedy
+    /// Continuations of each prompt, 1 to 256, which share the KV of the prompt; greedy ones are
+    /// the same
     #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..=256))]
     pub(crate) n: u32,
-    /// Sampling temperature; only 0 (greedy) is available so far
-    #[arg(long, default_value_t = 0.0)]
-    pub(crate) temperature: f64,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Text that ends a continuation, which it does not belong to; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
     /// Print one JSON object a continuation instead of the text; with --n above 1 it has an
     /// `index`. `cached_tokens` of its `usage` are the prompt tokens whose KV the prefix cache or
     /// another continuation had. With sparse attention its `indexer` counts what the indexers did
@@ -171,6 +174,31 @@ pub(crate) struct GenerateArgs {
     /// prefill and verify passes and of each draft step
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// How `generate` chooses tokens.
+#[derive(Debug, Args)]
+pub(crate) struct SamplingArgs {
+    /// Divides the logits before a token is drawn; 0 takes the likeliest token instead
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) temperature: f32,
+    /// Draw from the likeliest tokens only, as many as reach this probability together
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    pub(crate) top_p: f32,
+    /// Draw from this many of the likeliest tokens only; 0 sets no limit
+    #[arg(long, default_value_t = 0)]
+    pub(crate) top_k: u32,
+    /// Draw from tokens only that have this share of the likeliest one's probability
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) min_p: f32,
+    /// Makes draws the same on every run; continuations of one prompt still differ [default:
+    /// another one each time]
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// With --json: the log probability of each token and of this many of the likeliest ones, 0 to
+    /// 20, as `logprobs`
+    #[arg(long, requires = "json")]
+    pub(crate) logprobs: Option<u32>,
 }
 
 #[derive(Debug, Args)]

@@ -1,17 +1,18 @@
 //! `tandem generate`: prompts through one engine at once, results in the order of the prompts.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use engine::{EngineHandle, EventSink, Events};
+use engine::{EventSink, Events};
 use engine_types::{
-    FinishReason, IndexerCounts, IndexerStats, Request, RequestEvent, SamplingParams,
-    SpecDecodeStats, TokenId, TokensEvent, Usage,
+    BoxedStopTexts, FinishReason, IndexerCounts, IndexerStats, Request, RequestEvent,
+    SamplingParams, SpecDecodeStats, TokenId, TokenLogprobs, TokensEvent, Usage,
 };
 use serde_json::{Value, json};
-use tokenization::Tokenizer;
+use tokenization::{StopRules, Tokenizer};
 
-use crate::cli::GenerateArgs;
+use crate::cli::{DraftingArg, GenerateArgs, SamplingArgs};
 use crate::loading::{self, LoadedEngine};
 use crate::output;
 use crate::prompts::{self, PromptLine};
@@ -21,24 +22,21 @@ use crate::prompts::{self, PromptLine};
 struct Generation {
     prompt_ids: Vec<TokenId>,
     token_ids: Vec<TokenId>,
+    logprobs: Vec<TokenLogprobs>,
     accepted_per_step: Vec<u32>,
     drafts_per_step: Vec<Vec<TokenId>>,
     end: Option<(FinishReason, Usage, SpecDecodeStats)>,
 }
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
-    ensure!(
-        args.temperature == 0.0,
-        "--temperature {}: only greedy decoding is available so far; leave it out or give 0",
-        args.temperature
-    );
+    ensure!(args.stop.iter().all(|text| !text.is_empty()), "--stop: a text is empty");
     let prompts = prompts::of_generate(args)?;
     let mut engine_args = args.engine.clone();
     // All prompts are known and wait here anyway: nothing is refused for the length of the queue.
     let n_requests = u32::try_from(prompts.len()).ok().and_then(|n| n.checked_mul(args.n));
     let n_requests = n_requests.context("too many prompts, or --n is too large")?;
     engine_args.max_queued_requests = engine_args.max_queued_requests.max(n_requests);
-    let engine = loading::start_engine(&engine_args)?;
+    let engine = loading::start_engine(&engine_args, DraftingArg::Fixed)?;
     let result = run_prompts(args, &engine, &prompts);
     engine.thread.drain();
     result
@@ -50,11 +48,15 @@ fn run_prompts(
     prompts: &[(String, PromptLine)],
 ) -> Result<()> {
     let tokenizer = engine.model.tokenizer.as_deref();
+    ensure!(
+        args.stop.is_empty() || tokenizer.is_some(),
+        "--stop: the checkpoint has no tokenizer.json; give --stop-token-ids"
+    );
     let start = Instant::now();
     let mut running = Vec::with_capacity(prompts.len());
     for (place, prompt) in prompts {
         let ids = prompt.ids(tokenizer, engine.model.config.vocab_size);
-        let submitted = ids.and_then(|ids| submit(args, &engine.handle, prompt, ids));
+        let submitted = ids.and_then(|ids| submit(args, engine, prompt, ids));
         running.push(submitted.with_context(|| place.clone())?);
     }
     let generations: Vec<Generation> = running
@@ -92,10 +94,11 @@ fn run_prompts(
 /// Submits a prompt; returns it with the events of each of its continuations.
 fn submit(
     args: &GenerateArgs,
-    handle: &EngineHandle,
+    engine: &LoadedEngine,
     line: &PromptLine,
     prompt: Vec<TokenId>,
 ) -> Result<(Vec<TokenId>, Vec<Events>)> {
+    let handle = &engine.handle;
     let max_model_len = handle.limits().max_model_len;
     let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     let until_full = max_model_len.saturating_sub(n_prompt).max(1);
@@ -105,7 +108,10 @@ fn submit(
         ignore_eos: line.ignore_eos.unwrap_or(args.ignore_eos),
         stop_token_ids: line.stop_token_ids.clone().unwrap_or(args.stop_token_ids.clone()),
         num_speculative_tokens: line.num_speculative_tokens,
-        ..SamplingParams::default()
+        ..sampling(&args.sampling)?
+    };
+    let detector = |tokenizer: &Arc<Tokenizer>| {
+        BoxedStopTexts(Box::new(tokenizer.stop_text_detector(&args.stop)))
     };
     let request = Request {
         id: handle.next_request_id(),
@@ -114,7 +120,7 @@ fn submit(
         cache_salt: line.cache_salt.clone().or(args.cache_salt.clone()).map(String::into_bytes),
         priority: line.priority.unwrap_or(0),
         guide: None,
-        stop_texts: None,
+        stop_texts: engine.model.tokenizer.as_ref().filter(|_| !args.stop.is_empty()).map(detector),
         siblings: (1..args.n).map(|_| handle.next_request_id()).collect(),
     };
     let (mut sinks, mut events) = (Vec::<Box<dyn EventSink>>::new(), Vec::new());
@@ -128,12 +134,23 @@ fn submit(
     Ok((prompt, events))
 }
 
+/// How the flags have tokens chosen.
+fn sampling(args: &SamplingArgs) -> Result<SamplingParams> {
+    let &SamplingArgs { temperature, top_p, top_k, min_p, seed, logprobs } = args;
+    // The engine itself has no randomness.
+    let seed = if temperature > 0.0 && seed.is_none() { Some(getrandom::u64()?) } else { seed };
+    let params =
+        SamplingParams { temperature, top_p, top_k, min_p, seed, logprobs, ..Default::default() };
+    Ok(params)
+}
+
 fn collect(prompt_ids: Vec<TokenId>, events: Events) -> Generation {
     let mut generation = Generation { prompt_ids, ..Generation::default() };
     for event in events {
         match event {
-            RequestEvent::Tokens(TokensEvent { tokens, n_accepted, drafts, .. }) => {
+            RequestEvent::Tokens(TokensEvent { tokens, n_accepted, drafts, logprobs, .. }) => {
                 generation.token_ids.extend(tokens);
+                generation.logprobs.extend(logprobs);
                 if !drafts.is_empty() {
                     generation.accepted_per_step.push(n_accepted);
                     generation.drafts_per_step.push(drafts.to_vec());
@@ -154,9 +171,12 @@ fn print(
     tokenizer: Option<&Tokenizer>,
     indexer: Option<&Value>,
 ) -> Result<()> {
-    let text = tokenizer.map(|tokenizer| tokenizer.decode(&generation.token_ids, true));
+    let text = tokenizer.map(|tokenizer| text(tokenizer, &args.stop, &generation.token_ids));
     if args.json {
         let mut object = to_json(generation, text, indexer);
+        if args.sampling.logprobs.is_some() {
+            object["logprobs"] = generation.logprobs.iter().map(logprobs_json).collect();
+        }
         if let Some(index) = index {
             object["index"] = json!(index);
         }
@@ -167,6 +187,21 @@ fn print(
         ids.join(",")
     };
     output::text(&format!("{}\n", text.unwrap_or_else(ids)))
+}
+
+/// The text of `ids` up to the first of the texts `stop`.
+fn text(tokenizer: &Tokenizer, stop: &[String], ids: &[TokenId]) -> String {
+    let rules = StopRules { texts: stop.to_vec(), ..StopRules::default() };
+    let (mut output, mut text) = (tokenizer.output_text(&rules), String::new());
+    ids.iter().for_each(|id| output.push(*id, &mut text));
+    output.finish(&mut text);
+    text
+}
+
+fn logprobs_json(entry: &TokenLogprobs) -> Value {
+    let top = |(id, logprob): &(TokenId, f32)| json!({"token_id": id, "logprob": logprob});
+    let top: Vec<Value> = entry.top.iter().map(top).collect();
+    json!({"logprob": entry.logprob, "top": top})
 }
 
 fn to_json(generation: &Generation, text: Option<String>, indexer: Option<&Value>) -> Value {
@@ -227,7 +262,10 @@ fn launches_per_propose(stats: &IndexerStats) -> Option<f64> {
 /// The word that clients of other engines know for an end.
 fn finish_reason(reason: &FinishReason) -> &'static str {
     match reason {
-        FinishReason::Eos(_) | FinishReason::StopToken(_) | FinishReason::StopSequence(_) => "stop",
+        FinishReason::Eos(_)
+        | FinishReason::StopToken(_)
+        | FinishReason::StopSequence(_)
+        | FinishReason::StopText(_) => "stop",
         FinishReason::MaxTokens | FinishReason::ModelLength => "length",
         FinishReason::OutOfBlocks => "out_of_blocks",
         FinishReason::Aborted => "abort",

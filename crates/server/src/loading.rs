@@ -53,11 +53,12 @@ pub(crate) fn open_model(model: &str, dtype: Option<Dtype>) -> Result<Model> {
     Ok(Model { dir, config, architecture, tokenizer, dtype })
 }
 
-/// Loads a model and starts an engine around it.
-pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
+/// Loads a model and starts an engine around it, which drafts by `drafting` where no flag says how.
+pub(crate) fn start_engine(args: &EngineArgs, drafting: DraftingArg) -> Result<LoadedEngine> {
     limit_threads(args.threads)?;
     let model = open_model(&args.model, args.dtype)?;
-    let scheduler = scheduler_config(args, &model.config)?;
+    let drafting = args.drafting.unwrap_or(drafting);
+    let scheduler = scheduler_config(args, drafting, &model.config)?;
     let options = runner_options(args);
     if args.max_num_batched_tokens <= args.num_speculative_tokens {
         tracing::warn!(
@@ -81,7 +82,11 @@ pub(crate) fn start_engine(args: &EngineArgs) -> Result<LoadedEngine> {
     Ok(LoadedEngine { model, handle, thread, index_share })
 }
 
-fn scheduler_config(args: &EngineArgs, model: &ModelConfig) -> Result<SchedulerConfig> {
+fn scheduler_config(
+    args: &EngineArgs,
+    drafting: DraftingArg,
+    model: &ModelConfig,
+) -> Result<SchedulerConfig> {
     let aging_steps = args.priority_aging_steps;
     let policy = match args.scheduling_policy {
         PolicyArg::Fcfs => {
@@ -113,7 +118,7 @@ fn scheduler_config(args: &EngineArgs, model: &ModelConfig) -> Result<SchedulerC
             OutputModeArg::Deferred => OutputMode::Deferred,
         },
         num_speculative_tokens: args.num_speculative_tokens,
-        drafting: match args.drafting {
+        drafting: match drafting {
             DraftingArg::Adaptive => DraftPolicy::default(),
             DraftingArg::Fixed => DraftPolicy::Fixed,
         },

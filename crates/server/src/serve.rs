@@ -7,7 +7,7 @@ use grpc_server::{ModelInfo, ServeConfig, Service};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::ServeArgs;
+use crate::cli::{DraftingArg, ServeArgs};
 use crate::loading::{self, LoadedEngine, Model};
 use crate::output;
 
@@ -18,7 +18,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         .block_on(TcpListener::bind(args.address()))
         .with_context(|| format!("cannot listen on {}: choose another --port", args.address()))?;
     let address = listener.local_addr()?;
-    let LoadedEngine { model, handle, thread, index_share } = loading::start_engine(&args.engine)?;
+    let LoadedEngine { model, handle, thread, index_share } =
+        loading::start_engine(&args.engine, DraftingArg::Adaptive)?;
     let service = Service {
         engine: handle,
         tokenizer: model.tokenizer.clone(),
