@@ -138,6 +138,7 @@ impl Scheduler {
         let kept = &run[..commit.n_kept];
         let n_accepted = answer.n_accepted.min(to_u32(kept.len() - 1));
         entry.tokens.extend_from_slice(kept);
+        entry.last_token = kept[kept.len() - 1];
         if !row.prefill {
             entry.acceptance.record(row.n_draft, answer.n_accepted);
         }

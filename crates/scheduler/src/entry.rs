@@ -40,6 +40,9 @@ pub(crate) struct Entry {
     pub(crate) flight: Option<Flight>,
     /// The prompt, then what was generated.
     pub(crate) tokens: Vec<TokenId>,
+    /// The last of them, which most rows query alone: a look at the end of a long list is a wait
+    /// for memory.
+    pub(crate) last_token: TokenId,
     pub(crate) table: BlockTable,
     /// The proposals to verify next.
     pub(crate) drafts: StepTokens,
@@ -105,6 +108,7 @@ impl Entry {
         let n_written = n_tokens.saturating_add(3 * k).min(limits.max_model_len);
         let n_blocks = blocks_for(n_written, limits.block_size).min(limits.num_blocks);
         let mut tokens = request.prompt;
+        let last_token = *tokens.last().expect("a prompt has tokens");
         tokens.reserve_exact(n_tokens.saturating_sub(n_prompt) as usize);
         let mut keys = PrefixKeys::new(space);
         keys.reserve(n_blocks);
@@ -120,6 +124,7 @@ impl Entry {
             n_prompt_logprobs: 0,
             n_prompt,
             tokens,
+            last_token,
             n_computed: 0,
             n_prefill: 0,
             n_sources: 0,

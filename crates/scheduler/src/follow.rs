@@ -53,20 +53,22 @@ impl Entry {
     }
 
     /// Appends the masks of the choices behind the committed tokens and behind each of the first
-    /// `n_draft` proposals, `n_words` words each.
+    /// `n_draft` proposals, `n_words` words each. A grammar that gives up on the way allows nothing
+    /// from there on.
     pub(crate) fn fill_masks(&mut self, n_draft: u32, n_words: usize, masks: &mut Vec<u32>) {
         let drafts = self.drafts;
         let Some(guide) = &mut self.guide else { return };
-        for choice in 0..=n_draft as usize {
-            let start = masks.len();
-            masks.resize(start + n_words, 0);
-            guide.0.fill_mask(&mut masks[start..]);
-            if choice < n_draft as usize {
-                let is_allowed = guide.0.accept(drafts[choice]);
-                assert!(is_allowed, "{}: forbidden drafts are not verified", self.id);
+        let (start, n_draft) = (masks.len(), n_draft as usize);
+        masks.resize(start + (n_draft + 1) * n_words, 0);
+        let mut n_followed = 0;
+        for (choice, mask) in masks[start..].chunks_exact_mut(n_words).enumerate() {
+            guide.0.fill_mask(mask);
+            if choice == n_draft || !guide.0.accept(drafts[choice]) {
+                break;
             }
+            n_followed += 1;
         }
-        guide.0.go_back(n_draft as usize);
+        guide.0.go_back(n_followed);
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the next step does.
 
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use engine_types::{OutputMode, RequestEvent, RowSpec, RowTable, SamplerSetup, StepId, StepPlan};
@@ -156,7 +157,9 @@ impl Scheduler {
             let n_lookahead = if spec.drafting { self.limits.n_lookahead_max } else { 0 };
             let n_lookahead = n_lookahead.min(entry.n_tokens() - end) as usize;
             let (start, end) = (frontier.n_computed as usize, end as usize);
-            let queried = (&entry.tokens[start..end], &entry.drafts[..n_draft as usize]);
+            let is_last = start + 1 == entry.tokens.len();
+            let known = if is_last { from_ref(&entry.last_token) } else { &entry.tokens[start..end] };
+            let queried = (known, &entry.drafts[..n_draft as usize]);
             let lookahead = &entry.tokens[end..end + n_lookahead];
             plan.push_row_of(entry.id, spec, queried, lookahead, table);
             if spec.samples && entry.guide.is_some() {

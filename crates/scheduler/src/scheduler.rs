@@ -319,6 +319,7 @@ impl Scheduler {
         for entry in self.entries.iter() {
             let is_known = entry.flight.is_none_or(|flight| steps.contains(&flight.step));
             assert!(is_known, "{} is in flight", entry.id);
+            assert_eq!(entry.tokens.last(), Some(&entry.last_token), "{}", entry.id);
             let holds = |slot: &Slot| self.entries[*slot].state;
             assert!(entry.held.iter().map(holds).all(|state| matches!(state, State::Held(_))));
         }
