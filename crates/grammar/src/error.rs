@@ -30,6 +30,8 @@ pub enum GrammarError {
     },
     /// The tokenizer's vocabulary cannot be searched.
     Vocabulary(String),
+    /// There is no thread to compile on; the text says why.
+    NoThread(String),
     /// The constraint's text is too long.
     TooLong {
         /// What it is written in.
@@ -109,6 +111,9 @@ impl fmt::Display for GrammarError {
             Self::Vocabulary(message) => {
                 write!(f, "the tokenizer's vocabulary cannot be searched: {message}")
             }
+            Self::NoThread(why) => {
+                write!(f, "no thread to compile a constraint on: {why}; try again later")
+            }
             Self::TooLong { kind, n_bytes, max } => {
                 write!(f, "the {kind} has {n_bytes} bytes, at most {max} are taken; shorten it")
             }
@@ -117,20 +122,18 @@ impl fmt::Display for GrammarError {
                 "the {kind} nests brackets more than {max} deep at byte {offset}; name its parts \
                  and refer to them, or escape brackets in texts"
             ),
-            Self::NotJson { line, column, message } => write!(
-                f,
-                "the JSON schema is not JSON: {message} (line {line}, column {column})"
-            ),
+            Self::NotJson { line, column, message } => {
+                write!(f, "the JSON schema is not JSON: {message} (line {line}, column {column})")
+            }
             Self::Invalid { kind, message } => write!(f, "the {kind} cannot be used: {message}"),
             Self::TooComplex { kind, message } => write!(
                 f,
                 "the {kind} is too complex: {message}; bound its repetitions more tightly or \
                  split it"
             ),
-            Self::Unsupported { attribute, instead } => write!(
-                f,
-                "the Lark grammar uses `{attribute}`, which is not available; {instead}"
-            ),
+            Self::Unsupported { attribute, instead } => {
+                write!(f, "the Lark grammar uses `{attribute}`, which is not available; {instead}")
+            }
             Self::Unsatisfiable { kind } => {
                 write!(f, "no text meets the {kind}; look for parts that exclude each other")
             }

@@ -1,10 +1,13 @@
 //! The compiler of constraints.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use engine_types::{BoxedGuide, TokenId};
 use llguidance::api::{ParserLimits, StopReason, TopLevelGrammar};
+use llguidance::earley::CGrammar;
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory, TokenParser};
 use serde_json::Value;
 use tokenization::Tokenizer;
@@ -21,6 +24,9 @@ pub const MAX_NESTING: usize = 64;
 
 /// Compiled constraints that are kept.
 const CACHE_CAPACITY: usize = 64;
+
+/// Stack of the thread that compiles. Only what is touched takes memory.
+const STACK_BYTES: usize = 256 << 20;
 
 /// Blanks between two JSON tokens. A bound, so that a model that likes blanks comes to an end.
 const JSON_BLANKS: &str = r"[\x20\x0A\x0D\x09]{1,32}";
@@ -87,7 +93,7 @@ impl Grammars {
         let matcher = match self.cached(constraint) {
             Some(matcher) => matcher,
             None => {
-                let matcher = self.compile_new(constraint)?;
+                let matcher = self.compile_apart(constraint)?;
                 self.keep(constraint, matcher.deep_clone());
                 matcher
             }
@@ -113,6 +119,17 @@ impl Grammars {
         cache.push((constraint.clone(), matcher));
     }
 
+    /// Compiles on a thread of its own: `llguidance` recurses from rule to rule, and a text of the
+    /// greatest length has room for rules enough to overflow a usual stack.
+    fn compile_apart(&self, constraint: &Constraint) -> Result<Matcher, GrammarError> {
+        thread::scope(|scope| {
+            let builder = thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
+            let compiling = builder.spawn_scoped(scope, || self.compile_new(constraint));
+            let compiling = compiling.map_err(|error| GrammarError::NoThread(error.to_string()))?;
+            compiling.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
     fn compile_new(&self, constraint: &Constraint) -> Result<Matcher, GrammarError> {
         let kind = constraint.kind();
         check_size(constraint)?;
@@ -128,9 +145,6 @@ impl Grammars {
         // The first mask shows whether there is any text at all, and fills the lexer's tables.
         match matcher.compute_mask() {
             Ok(_) => Ok(matcher),
-            Err(_) if matcher.stop_reason() == StopReason::NoExtensionBias => {
-                Err(GrammarError::Unsatisfiable { kind })
-            }
             Err(error) => Err(fault(kind, &error.to_string())),
         }
     }
@@ -196,16 +210,32 @@ fn parse(schema: &str) -> Result<Value, GrammarError> {
 /// Refuses attributes of Lark rules under which one cannot go back by a token, or that concern what
 /// an executor does.
 fn check_attributes(parser: &TokenParser) -> Result<(), GrammarError> {
-    let spec = parser.parser.grammar().lexer_spec();
+    let grammar = parser.parser.grammar();
+    let spec = grammar.lexer_spec();
     let refused = [
         (spec.has_stop, "stop", "use `suffix`"),
         (spec.has_max_tokens, "max_tokens", "bound the text itself, as in /.{1,20}/"),
-        (spec.has_temperature, "temperature", "set the request's temperature"),
+        (has_temperature(grammar), "temperature", "set the request's temperature"),
     ];
     match refused.into_iter().find(|(is_used, ..)| *is_used) {
         Some((_, attribute, instead)) => Err(GrammarError::Unsupported { attribute, instead }),
         None => Ok(()),
     }
+}
+
+/// Whether a part of the grammar is to be drawn at a temperature of its own.
+fn has_temperature(grammar: &CGrammar) -> bool {
+    let mut seen = HashSet::from([grammar.start()]);
+    let mut to_visit = vec![grammar.start()];
+    while let Some(symbol) = to_visit.pop() {
+        // 0 where none is set.
+        if grammar.sym_data(symbol).props.temperature > 0.0 {
+            return true;
+        }
+        let parts = grammar.rules_of(symbol).iter().flat_map(|rule| grammar.rule_rhs(*rule).0);
+        to_visit.extend(parts.filter(|part| seen.insert(**part)));
+    }
+    grammar.lexer_spec().has_temperature
 }
 
 /// What the parser says of a constraint.
@@ -214,6 +244,9 @@ fn fault(kind: ConstraintKind, message: &str) -> GrammarError {
     let end = ["\n<backtrace>", "\n<state>", "\n<non-verbose/>"].into_iter();
     let end = end.filter_map(|mark| message.find(mark)).min().unwrap_or(message.len());
     let message = message[..end].trim().to_owned();
+    if message == StopReason::NoExtensionBias.to_string() {
+        return GrammarError::Unsatisfiable { kind };
+    }
     let is_size = ["too big", "too large", "fuel", "limit"];
     match is_size.iter().any(|word| message.contains(word)) {
         true => GrammarError::TooComplex { kind, message },

@@ -70,8 +70,9 @@ impl Guide for LlGuide {
 
     fn accept(&mut self, token: TokenId) -> bool {
         if self.vocabulary.end_ids().contains(&token) {
-            self.has_ended = self.can_end();
-            return self.has_ended;
+            let can_end = self.can_end();
+            self.has_ended |= can_end;
+            return can_end;
         }
         if self.has_ended || token >= self.vocabulary.n_ids() || self.matcher.is_error() {
             return false;

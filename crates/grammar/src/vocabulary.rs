@@ -25,9 +25,8 @@ impl Vocabulary {
         if let Some(id) = end_ids.iter().find(|id| **id >= n_ids) {
             return Err(GrammarError::EndIdOutsideVocab { id: *id, n_ids });
         }
-        let words: Vec<Vec<u8>> = (0..n_ids)
-            .map(|id| word(tokenizer, id, end_ids.contains(&id)))
-            .collect();
+        let words: Vec<Vec<u8>> =
+            (0..n_ids).map(|id| word(tokenizer, id, end_ids.contains(&id))).collect();
         let trie = TokTrie::from(&TokRxInfo::new(n_ids, *first), &words).with_eos_tokens(end_ids);
         // Any tokens that spell a text may follow, not only those that the tokenizer would choose:
         // otherwise a draft that spells it differently would be refused, and masks and drafts
