@@ -32,6 +32,18 @@ pub enum RunnerError {
     },
     /// Index keys are to be stored in a format of their own, and the model has none.
     IndexCacheDtype,
+    /// Drafts are to be sampled, and none can be.
+    DraftSampling {
+        /// Why.
+        reason: &'static str,
+    },
+    /// The schedule of synthetic acceptance is for another number of drafts.
+    SyntheticAcceptance {
+        /// Drafts that the schedule is for.
+        n_places: usize,
+        /// Drafts of a step.
+        num_speculative_tokens: u32,
+    },
     /// The memory for KV does not hold one block.
     NoRoomForKv {
         /// The memory.
@@ -67,6 +79,14 @@ impl fmt::Display for RunnerError {
             Self::IndexCacheDtype => f.write_str(
                 "index_cache_dtype is fp8, but the config has no index_topk: attention is dense \
                  and has no index keys; use auto",
+            ),
+            Self::DraftSampling { reason } => {
+                write!(f, "draft_sampling is sampled, but {reason}; use greedy")
+            }
+            Self::SyntheticAcceptance { n_places, num_speculative_tokens } => write!(
+                f,
+                "synthetic_acceptance is a schedule for {n_places} drafts, but \
+                 num_speculative_tokens is {num_speculative_tokens}"
             ),
             Self::NoRoomForKv { kv_cache_bytes, block_bytes } => write!(
                 f,

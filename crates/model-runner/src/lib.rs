@@ -6,7 +6,8 @@
 //!
 //! Invariants: a plan that breaks a bound is refused before anything reaches the device; every
 //! reader of a cache takes its length from the layout, so that unused slots are never read
-//! \[INV-4]; a row's result does not depend on its batch mates \[INV-11].
+//! \[INV-4]; a row's result does not depend on its batch mates \[INV-11]; a batch of plainly greedy
+//! rows costs one argmax, and a row that has no token fails alone.
 //!
 //! # Example
 //!
@@ -34,17 +35,21 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod drawn;
 mod error;
 mod kv_cache;
 mod limits;
+mod prompt_logprobs;
 mod runner;
+mod samplers;
 mod score;
 mod staging;
+mod verify;
 
 #[cfg(test)]
 mod tests;
 
 pub use error::RunnerError;
-pub use limits::{AttentionChoice, RunnerOptions};
+pub use limits::{AttentionChoice, DraftSampling, RunnerOptions};
 pub use models::{IndexCacheDtype, KvInit};
 pub use runner::Runner;

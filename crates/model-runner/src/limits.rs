@@ -2,12 +2,12 @@
 
 use engine_types::{ExecutorLimits, MAX_SPECULATIVE_TOKENS};
 use models::{IndexCacheDtype, KvInit, LoadedModel};
-use spec_decode::IndexShare;
+use spec_decode::{IndexShare, SyntheticAcceptance};
 
 use crate::error::RunnerError;
 
 /// What a [`Runner`](crate::Runner) is built with.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RunnerOptions {
     /// Tokens a KV block.
     pub block_size: u32,
@@ -32,6 +32,12 @@ pub struct RunnerOptions {
     pub index_share: IndexShare,
     /// How index keys are stored.
     pub index_cache_dtype: IndexCacheDtype,
+    /// How the drafts of sampled requests are made.
+    pub draft_sampling: DraftSampling,
+    /// Accepts drafts by a schedule for as many drafts as `num_speculative_tokens`, whatever the
+    /// target says, for benches: the text is meaningless, and requests that are not greedy or
+    /// exclude tokens fail.
+    pub synthetic_acceptance: Option<SyntheticAcceptance>,
 }
 
 /// Which attention backend a runner uses.
@@ -42,6 +48,18 @@ pub enum AttentionChoice {
     Auto,
     /// The plain one, in tensor operations; slow, for comparison.
     Reference,
+}
+
+/// How a runner makes the drafts of requests with a temperature. What is generated has the same
+/// distribution either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DraftSampling {
+    /// The likeliest token.
+    #[default]
+    Greedy,
+    /// A draw from the drafter's distribution at the request's temperature, which is kept on the
+    /// device for verification: one f32 for each token id, draft and block table.
+    Sampled,
 }
 
 impl Default for RunnerOptions {
@@ -58,6 +76,8 @@ impl Default for RunnerOptions {
             kv_init: KvInit::Zero,
             index_share: IndexShare::Auto,
             index_cache_dtype: IndexCacheDtype::Auto,
+            draft_sampling: DraftSampling::Greedy,
+            synthetic_acceptance: None,
         }
     }
 }
@@ -84,6 +104,7 @@ pub(crate) fn plan_limits(
     if config.dsa.is_none() && options.index_cache_dtype != IndexCacheDtype::Auto {
         return Err(RunnerError::IndexCacheDtype);
     }
+    check_drafting(options)?;
     let model_len = u32::try_from(config.max_position_embeddings).unwrap_or(u32::MAX);
     let max_model_len = options.max_model_len.unwrap_or(model_len);
     at_least_one("max_model_len", max_model_len)?;
@@ -100,6 +121,25 @@ pub(crate) fn plan_limits(
         n_lookahead_max: if drafts > 0 { to_u32(num_mtp_layers) } else { 0 },
         vocab_size: to_u32(config.vocab_size),
     })
+}
+
+fn check_drafting(options: &RunnerOptions) -> Result<(), RunnerError> {
+    let num_speculative_tokens = options.num_speculative_tokens;
+    if options.draft_sampling == DraftSampling::Sampled {
+        let reason = match options.synthetic_acceptance {
+            _ if num_speculative_tokens == 0 => "num_speculative_tokens is 0",
+            Some(_) => "with synthetic acceptance no request is sampled",
+            None => return Ok(()),
+        };
+        return Err(RunnerError::DraftSampling { reason });
+    }
+    match &options.synthetic_acceptance {
+        Some(synthetic) if synthetic.marginal().len() != num_speculative_tokens as usize => {
+            let n_places = synthetic.marginal().len();
+            Err(RunnerError::SyntheticAcceptance { n_places, num_speculative_tokens })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Bytes that the caches of all loaded layers keep for a token.

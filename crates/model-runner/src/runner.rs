@@ -4,16 +4,19 @@ use attention_backends::{AttentionBackend, CpuBackend, DeviceLayout, ReferenceBa
 use batch_layout::BatchLayout;
 use engine_types::{
     BlockTables, ExecutorError, ExecutorLimits, IndexerStats, PlanRow, StepExecutor, StepOutcome,
-    StepPlan, StepQueue, TokenId,
+    StepPlan, StepQueue, StepTokens, TokenId, TokenLogprobs,
 };
 use models::{DeepseekMtp, ForwardContext, ForwardOutput, LoadedModel};
-use spec_decode::{AcceptedRuns, DraftMethod, DraftSeq, EagleProposer, IndexShareFacts};
+use spec_decode::{DraftMethod, DraftSeq, EagleProposer, IndexShareFacts};
 use tch::{Device, Tensor};
 
+use crate::drawn::DrawnDrafts;
 use crate::error::{RunnerError, StepError};
 use crate::kv_cache::KvCache;
-use crate::limits::{AttentionChoice, RunnerOptions, n_bytes_per_slot, plan_limits};
+use crate::limits::{AttentionChoice, DraftSampling, RunnerOptions, n_bytes_per_slot, plan_limits};
+use crate::samplers::Samplers;
 use crate::staging::{Staging, check_table};
+use crate::verify::{StepInput, Verifier};
 
 /// A model with its KV caches, behind [`StepExecutor`]. A step runs when it is collected.
 pub struct Runner {
@@ -23,10 +26,12 @@ pub struct Runner {
     pub(crate) kv_cache: KvCache,
     queue: StepQueue,
     tables: BlockTables,
+    pub(crate) samplers: Samplers,
     staging: Staging,
-    target_ids: Vec<TokenId>,
-    runs: AcceptedRuns,
+    verifier: Verifier,
     proposer: EagleProposer,
+    draft_sampling: DraftSampling,
+    drawn: DrawnDrafts,
 }
 
 impl StepExecutor for Runner {
@@ -76,12 +81,20 @@ impl Runner {
             num_speculative_tokens = limits.max_num_speculative_tokens,
             num_mtp_layers = model.num_mtp_layers(),
             index_share = proposer.shares_index(),
+            draft_sampling = ?options.draft_sampling,
             "runner ready"
         );
         if proposer.shares_index() {
             tracing::info!(
                 "MTP draft index_share_for_mtp_iteration enabled: step 0 computes indexer top-k, \
                  steps 1+ reuse the buffer."
+            );
+        }
+        if let Some(synthetic) = &options.synthetic_acceptance {
+            tracing::warn!(
+                shares = ?synthetic.marginal(),
+                "synthetic acceptance: drafts are accepted by a schedule, whatever the target \
+                 says. The text is meaningless."
             );
         }
         Ok(Self {
@@ -91,10 +104,12 @@ impl Runner {
             kv_cache,
             queue: StepQueue::default(),
             tables: BlockTables::default(),
+            samplers: Samplers::default(),
             staging: Staging::new(limits.block_size),
-            target_ids: Vec::new(),
-            runs: AcceptedRuns::default(),
+            verifier: Verifier::new(options.synthetic_acceptance.clone()),
             proposer,
+            draft_sampling: options.draft_sampling,
+            drawn: DrawnDrafts::new(&limits),
         })
     }
 
@@ -111,8 +126,11 @@ impl Runner {
         let no_table = |error| ExecutorError::Fatal(at_step(error));
         let mut updates = plan.table_updates();
         updates.try_for_each(|u| check_table(u.slot, &self.limits)).map_err(no_table)?;
+        let mut setups = plan.sampler_setups().iter();
+        setups.try_for_each(|s| check_table(s.slot, &self.limits)).map_err(no_table)?;
         self.tables.update(plan);
         let failed = |error| ExecutorError::Step(at_step(error));
+        self.samplers.update(plan, &self.limits).map_err(failed)?;
         self.staging.fill(plan, &self.tables, &self.limits).map_err(failed)?;
         tch::no_grad(|| self.step(plan, outcome)).map_err(|error| failed(error.to_string()))
     }
@@ -126,8 +144,11 @@ impl Runner {
         let is_prefill = plan.rows().iter().any(|row| row.prefill);
         let IndexerStats { target_prefill, target_verify, .. } = &mut outcome.indexer;
         *(if is_prefill { target_prefill } else { target_verify }) = output.indexer;
-        self.verify(&output.hidden)?;
-        self.propose(plan, &output.hidden, outcome)
+        self.verify(plan, &output.hidden)?;
+        let prompt_logprobs = self.prompt_logprobs_of(plan, &output.hidden)?;
+        let drafts = self.propose(plan, &output.hidden, outcome)?;
+        self.answer(plan, &drafts, prompt_logprobs, outcome);
+        Ok(())
     }
 
     /// Runs the target over all rows.
@@ -153,51 +174,91 @@ impl Runner {
         Ok(Tensor::f_from_slice(values)?.f_to_device(self.model.device)?)
     }
 
-    /// Chooses the target's token at every logits row and verifies the drafts against them.
-    fn verify(&mut self, hidden: &Tensor) -> Result<(), StepError> {
-        let metadata = &self.staging.metadata;
-        self.target_ids.clear();
-        if metadata.n_seqs() > 0 {
-            let rows = self.upload(metadata.logits_rows())?;
-            let logits = self.logits(&hidden.f_index_select(0, &rows)?)?;
-            sampler::greedy(&logits, &mut self.target_ids)?;
-        }
-        self.runs.verify_greedy(metadata, &self.target_ids);
-        Ok(())
+    pub(crate) fn vocab_size(&self) -> usize {
+        self.limits.vocab_size as usize
     }
 
-    /// Drafts for the next step and fills the outcome.
+    /// Verifies the drafts of all rows that sample.
+    fn verify(&mut self, plan: &StepPlan, hidden: &Tensor) -> Result<(), StepError> {
+        let metadata = &self.staging.metadata;
+        if metadata.n_seqs() == 0 {
+            self.verifier.clear();
+            return Ok(());
+        }
+        let rows = self.upload(metadata.logits_rows())?;
+        let logits = self.logits(&hidden.f_index_select(0, &rows)?)?;
+        let step = StepInput {
+            plan,
+            metadata,
+            samplers: &self.samplers,
+            drawn: &self.drawn,
+            vocab_size: self.limits.vocab_size,
+        };
+        self.verifier.verify(step, &logits)
+    }
+
+    /// Makes the drafts for the next step, for each row of the plan.
     fn propose(
         &mut self,
         plan: &StepPlan,
         hidden: &Tensor,
         outcome: &mut StepOutcome,
-    ) -> Result<(), StepError> {
-        let run_of = |row_idx| match self.staging.sampling_idx(row_idx) {
-            Some(seq) => self.runs.run(seq),
-            None => &[],
-        };
-        let mut drafts: &[Vec<TokenId>] = &[];
-        if let Some(mtp) = &self.model.mtp {
-            let drafted = plan.rows().iter().enumerate().filter(|(_, row)| row.drafting);
-            let seqs: Vec<DraftSeq<'_>> = drafted
-                .map(|(row_idx, row)| {
-                    draft_seq(plan, row, run_of(row_idx), self.staging.blocks(row_idx))
-                })
-                .collect();
-            let drafter = mtp.bind(self.kv_cache.layers(), self.backend.as_ref());
-            let proposal = self.proposer.propose(&drafter, &seqs, hidden)?;
-            outcome.indexer.draft_steps = *proposal.indexer;
-            drafts = proposal.drafts;
+    ) -> Result<Vec<StepTokens>, StepError> {
+        let mut drafts = vec![StepTokens::default(); plan.rows().len()];
+        let Some(mtp) = &self.model.mtp else { return Ok(drafts) };
+        let is_drawn = self.draft_sampling == DraftSampling::Sampled;
+        let (mut drafted, mut seqs) = (Vec::new(), Vec::new());
+        for (row_idx, row) in plan.rows().iter().enumerate().filter(|(_, row)| row.drafting) {
+            // What has failed is not drafted for: its hidden states may be anything.
+            let Ok(run) = self.verifier.run(self.staging.sampling_idx(row_idx)) else { continue };
+            let sampler = self.samplers.of(row).filter(|_| is_drawn);
+            let sampling = sampler.map(|sampler| &sampler.draft_params);
+            let blocks = self.staging.blocks(row_idx);
+            seqs.push(DraftSeq { sampling, ..draft_seq(plan, row, run, blocks) });
+            drafted.push(row_idx);
         }
-        let mut drafts = drafts.iter().map(Vec::as_slice);
+        let drafter = mtp.bind(self.kv_cache.layers(), self.backend.as_ref());
+        let proposal = self.proposer.propose(&drafter, &seqs, hidden)?;
+        outcome.indexer.draft_steps = *proposal.indexer;
+        for (&row_idx, proposed) in drafted.iter().zip(proposal.drafts) {
+            drafts[row_idx] = proposed[..].into();
+        }
+        self.drawn.keep(plan, &drafted, &seqs, &proposal)?;
+        Ok(drafts)
+    }
+
+    /// Fills the outcome, and enters what the rows have chosen.
+    fn answer(
+        &mut self,
+        plan: &StepPlan,
+        drafts: &[StepTokens],
+        prompt_logprobs: Vec<TokenLogprobs>,
+        outcome: &mut StepOutcome,
+    ) {
+        let mut prompt_logprobs = prompt_logprobs.into_iter();
+        let mut logprobs = std::mem::take(&mut self.verifier.logprobs).into_iter();
         for (row_idx, row) in plan.rows().iter().enumerate() {
-            let run = run_of(row_idx);
-            let n_accepted = run.len().saturating_sub(1) as u32;
-            let proposed = if row.drafting { drafts.next() } else { None };
-            outcome.push_row(row.request_id, run, n_accepted, proposed.unwrap_or(&[]));
+            let (id, sampler) = (row.request_id, self.samplers.of(row));
+            let n_of_prompt = sampler.map_or(0, |sampler| sampler.prompt_behind(row).len());
+            let of_prompt = prompt_logprobs.by_ref().take(n_of_prompt);
+            match self.verifier.run(self.staging.sampling_idx(row_idx)) {
+                Ok(run) => {
+                    let n_accepted = run.len().saturating_sub(1) as u32;
+                    outcome.push_row(id, run, n_accepted, &drafts[row_idx]);
+                    if sampler.is_some_and(|sampler| sampler.n_logprobs.is_some()) {
+                        outcome.push_logprobs(logprobs.by_ref().take(run.len()));
+                    }
+                    if n_of_prompt > 0 {
+                        outcome.push_prompt_logprobs(of_prompt);
+                    }
+                    self.samplers.extend(row, run);
+                }
+                Err(why) => {
+                    outcome.push_failed_row(id, why.to_owned());
+                    of_prompt.for_each(drop);
+                }
+            }
         }
-        Ok(())
     }
 }
 
@@ -234,5 +295,6 @@ fn draft_seq<'a>(
         following: if row.samples { &run[n_accepted..] } else { plan.lookahead(row) },
         blocks,
         n_propose: row.n_propose as usize,
+        sampling: None,
     }
 }

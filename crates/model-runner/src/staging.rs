@@ -114,6 +114,11 @@ fn check_row(plan: &StepPlan, row: &PlanRow, limits: &ExecutorLimits) -> Result<
         let (verified, wanted) = (row.n_draft, row.n_propose);
         return Err(format!("{verified} drafts and {wanted} wanted, the limit is {max_drafts}"));
     }
+    let n_words = (row.n_draft as usize + 1) * limits.vocab_size.div_ceil(32) as usize;
+    let masks = plan.masks(row);
+    if !masks.is_empty() && (!row.samples || masks.len() != n_words) {
+        return Err(format!("{} words of masks, the row needs {n_words}", masks.len()));
+    }
     if !row.samples && row.n_draft.max(row.n_propose) > 0 {
         return Err("a row that does not sample has drafts".to_owned());
     }

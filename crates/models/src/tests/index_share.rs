@@ -108,7 +108,17 @@ impl Recording {
             .map(|((&tokens, blocks), &n_propose)| {
                 end += tokens.len();
                 let rows = end - tokens.len()..end;
-                DraftSeq { first_position: 0, rows, tokens, following: &[0], blocks, n_propose }
+                let following = &[0];
+                let (first_position, sampling) = (0, None);
+                DraftSeq {
+                    first_position,
+                    rows,
+                    tokens,
+                    following,
+                    blocks,
+                    n_propose,
+                    sampling,
+                }
             })
             .collect();
         let mtp = self.rig.model.mtp.as_ref().unwrap().bind(&self.rig.caches, self.recorder);
