@@ -191,6 +191,59 @@ fn bad_lines_are_refused_by_number() {
 }
 
 #[test]
+fn a_stop_text_ends_the_text_right_before_it() {
+    let case = &cases()[0];
+    let (text, ids) = (case["greedy_text"].as_str().unwrap(), id_list(&case["prompt_ids"]));
+    // Three characters from the middle, wherever tokens divide them.
+    let start = text.char_indices().nth(text.chars().count() / 2).unwrap().0;
+    let stop: String = text[start..].chars().take(3).collect();
+    let start = text.find(&stop).unwrap();
+    for k in ["0", "3"] {
+        let found = generate_json(&[
+            "--prompt-ids",
+            &ids,
+            "--num-speculative-tokens",
+            k,
+            "--stop",
+            "\u{1}",
+            "--stop",
+            &stop,
+        ]);
+        assert_eq!(found["text"], text[..start], "k = {k}");
+        assert_eq!(found["finish_reason"], "stop");
+        let tokens = found["token_ids"].as_array().unwrap();
+        assert_eq!(tokens[..], case["greedy_ids"].as_array().unwrap()[..tokens.len()]);
+        assert_eq!(found["usage"]["completion_tokens"], tokens.len());
+    }
+}
+
+#[test]
+fn sampled_continuations_differ_and_a_seed_makes_them_reproducible() {
+    let run = |seed: &str| -> Vec<Value> {
+        let args = ["generate", "--json", "--prompt", "def f(x):\n", "--max-tokens", "24"];
+        let sampling = ["--ignore-eos", "--temperature", "0.9", "--n", "2", "--seed", seed];
+        let output = succeed(&[&args[..], &sampling, &["--logprobs", "2"]].concat());
+        output.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let first = run("7");
+    assert_eq!(first.len(), 2);
+    assert_ne!(first[0]["token_ids"], first[1]["token_ids"]);
+    assert_ne!(run("8")[0]["token_ids"], first[0]["token_ids"]);
+    for (again, first) in run("7").iter().zip(&first) {
+        assert_eq!(again["token_ids"], first["token_ids"]);
+        assert_eq!(again["logprobs"], first["logprobs"]);
+        let logprobs = first["logprobs"].as_array().unwrap();
+        assert_eq!(logprobs.len(), 24);
+        for entry in logprobs {
+            let top = entry["top"].as_array().unwrap();
+            let likeliest = top[0]["logprob"].as_f64().unwrap();
+            assert!(top.len() == 2 && likeliest <= 0.0, "{entry}");
+            assert!(entry["logprob"].as_f64().unwrap() <= likeliest, "{entry}");
+        }
+    }
+}
+
+#[test]
 fn bad_flags_are_refused_by_name() {
     let with = |args: &[&'static str]| [&["generate"], args].concat();
     fail_with(&with(&[]), &["--prompt"]);
@@ -201,7 +254,14 @@ fn bad_flags_are_refused_by_name() {
     fail_with(&with(&["--prompt-ids", "0,4096"]), &["4096 is not a token id"]);
     fail_with(&with(&["--prompt-ids", "0,x"]), &["`x` is not a token id"]);
     fail_with(&with(&["--prompt", "a", "--max-tokens", "0"]), &["max_tokens"]);
-    fail_with(&with(&["--prompt", "a", "--temperature", "1"]), &["--temperature 1", "greedy"]);
+    let prompt = |args: &[&'static str]| [&["generate", "--prompt", "a"], args].concat();
+    fail_with(&prompt(&["--temperature", "-1"]), &["temperature: it is -1", "at least 0"]);
+    fail_with(&prompt(&["--temperature", "NaN"]), &["temperature: it is NaN"]);
+    fail_with(&prompt(&["--top-p", "0"]), &["top_p: it is 0", "above 0"]);
+    fail_with(&prompt(&["--min-p", "1.5"]), &["min_p: it is 1.5"]);
+    fail_with(&prompt(&["--json", "--logprobs", "21"]), &["logprobs: it is 21", "0 to 20"]);
+    fail_with(&prompt(&["--logprobs", "1"]), &["--json"]);
+    fail_with(&prompt(&["--stop", ""]), &["--stop: a text is empty"]);
     fail_with(&with(&["--prompt", "a", "--cache-salt", ""]), &["cache_salt: it is empty"]);
     let nine = with(&["--prompt", "a", "--num-speculative-tokens", "9"]);
     fail_with(&nine, &["num_speculative_tokens is 9", "at most 8"]);
