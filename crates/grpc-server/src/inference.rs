@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use engine::{EngineHandle, EventSink};
-use engine_types::{BoxedStopTexts, Request as EngineRequest, RequestId};
+use engine_types::{BoxedStopTexts, Request as EngineRequest, RequestId, TokenId};
 use grpc_api::inference::v1 as pb;
 use grpc_api::inference::v1::inference_service_server::InferenceService;
 use tokenization::Tokenizer;
@@ -13,6 +13,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::call::{self, Call, CallOptions};
+use crate::constraint::Constraints;
 use crate::output::Output;
 use crate::prompt::PromptEncoder;
 use crate::status;
@@ -23,6 +24,7 @@ use crate::validate::{Valid, validate};
 pub(crate) struct Inference {
     engine: EngineHandle,
     prompts: PromptEncoder,
+    constraints: Constraints,
     max_buffered_steps: usize,
 }
 
@@ -30,10 +32,12 @@ impl Inference {
     pub(crate) fn new(
         engine: EngineHandle,
         tokenizer: Option<Arc<Tokenizer>>,
+        eos_token_ids: &[TokenId],
         max_buffered_steps: usize,
     ) -> Self {
+        let constraints = Constraints::new(tokenizer.as_deref(), eos_token_ids);
         let prompts = PromptEncoder::new(tokenizer, engine.limits().max_model_len);
-        Self { engine, prompts, max_buffered_steps }
+        Self { engine, prompts, constraints, max_buffered_steps }
     }
 
     /// Checks a request and hands it to the engine.
@@ -47,6 +51,7 @@ impl Inference {
         let tokenizer = self.prompts.tokenizer.as_deref();
         let valid = validate((&prompt, field), &request, &self.engine, tokenizer.is_some())?;
         let Valid { mut params, n_outputs, stops } = valid;
+        let guide = self.constraints.guide(request.constraint.take()).await?;
         if params.temperature > 0.0 && params.seed.is_none() {
             let seed = getrandom::u64().map_err(|error| status::internal(&error.to_string()))?;
             params.seed = Some(seed);
@@ -63,6 +68,7 @@ impl Inference {
         let request = EngineRequest {
             cache_salt: request.cache_salt.map(String::into_bytes),
             priority: request.priority.unwrap_or(0),
+            guide,
             stop_texts: detector,
             siblings: outputs[1..].iter().map(|output| output.id).collect(),
             ..EngineRequest::new(outputs[0].id, prompt, params)

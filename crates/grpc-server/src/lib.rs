@@ -33,6 +33,7 @@
 //! [`EngineHandle::abort`]: engine::EngineHandle::abort
 
 mod call;
+mod constraint;
 mod control;
 mod convert;
 mod inference;

@@ -135,6 +135,7 @@ pub async fn serve(
         InferenceServiceServer::new(Inference::new(
             engine.clone(),
             service.tokenizer.clone(),
+            &service.model.eos_token_ids,
             config.max_buffered_steps,
         ))
         .max_decoding_message_size(config.max_request_bytes),

@@ -3,7 +3,6 @@
 use engine::EngineHandle;
 use engine_types::{ExecutorLimits, MAX_CACHE_SALT_BYTES, MAX_LOGPROBS, SamplingParams, TokenId};
 use grpc_api::inference::v1 as pb;
-use grpc_api::inference::v1::output_constraint::Kind;
 use tokenization::StopRules;
 use tonic::Status;
 use tonic_types::FieldViolation;
@@ -104,7 +103,6 @@ pub(crate) fn validate(
         );
     }
     check_cache_salt(request.cache_salt.as_deref(), &mut faults);
-    check_constraint(request.constraint.as_ref(), &mut faults);
     let params = SamplingParams {
         max_tokens: max_tokens(&stopping, executor),
         min_tokens: stopping.min_tokens.unwrap_or(0),
@@ -265,20 +263,6 @@ fn check_stop_texts(texts: &[String], has_tokenizer: bool, faults: &mut Faults) 
             format!("number {index} has {n_bytes} bytes: use at most {MAX_STOP_TEXT_BYTES}");
         faults.add(FIELD, message);
     }
-}
-
-fn check_constraint(constraint: Option<&pb::OutputConstraint>, faults: &mut Faults) {
-    let Some(constraint) = constraint else { return };
-    let field = match &constraint.kind {
-        Some(Kind::JsonSchema(_)) => "constraint.json_schema",
-        Some(Kind::Regex(_)) => "constraint.regex",
-        Some(Kind::LarkGrammar(_)) => "constraint.lark_grammar",
-        None => {
-            faults.add("constraint", "is empty: give json_schema, regex or lark_grammar");
-            return;
-        }
-    };
-    faults.add(field, "constrained output is not available so far; leave constraint unset");
 }
 
 fn ids(sequences: Vec<pb::TokenIds>) -> Vec<Vec<TokenId>> {

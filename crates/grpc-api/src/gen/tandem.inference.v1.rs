@@ -165,9 +165,9 @@ pub struct StoppingParams {
     /// Sequences of ids that end the output, none of them empty.
     #[prost(message, repeated, tag = "4")]
     pub stop_sequences: ::prost::alloc::vec::Vec<TokenIds>,
-    /// Number of generated tokens before which nothing ends the output but its length: ids that would
-    /// end it are not chosen, sequences and texts that would are ignored. At most max_tokens. Absent
-    /// is 0.
+    /// Number of generated tokens before which nothing ends the output but its length or its
+    /// constraint: ids that would end it are not chosen, sequences and texts that would are ignored.
+    /// At most max_tokens. Absent is 0.
     #[prost(uint32, optional, tag = "5")]
     pub min_tokens: ::core::option::Option<u32>,
     /// Texts that end the output, wherever tokens divide them: up to 64 of 1 to 1024 bytes. The token
@@ -181,8 +181,9 @@ pub struct StoppingParams {
     pub include_stop_text: ::core::option::Option<bool>,
 }
 /// What the text of an output must be like. Tokens that cannot lead there are never chosen, and the
-/// output ends where it is complete. An output that its length ends may be incomplete. Not available
-/// so far: a request with one is refused with INVALID_ARGUMENT, never ignored.
+/// output ends where it is complete. An output that its length ends may be incomplete. A constraint
+/// has at most 64 KiB and needs a model with a tokenizer and end-of-sequence ids; one that has a
+/// fault, or takes more work than one request may have, is INVALID_ARGUMENT.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OutputConstraint {
     /// Exactly one.

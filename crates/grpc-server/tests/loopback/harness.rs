@@ -124,6 +124,7 @@ pub(crate) struct Setup {
     pub(crate) tokenizer: bool,
     /// The texts of the tokenizer's ids; those of the bundled one if empty.
     pub(crate) texts: &'static [&'static str],
+    pub(crate) eos_token_ids: &'static [u32],
     pub(crate) script: Option<Script>,
     pub(crate) max_queue_wait: Option<Duration>,
     /// 0 is a model with dense attention.
@@ -149,6 +150,7 @@ impl Default for Setup {
             serve: ServeConfig::default(),
             tokenizer: false,
             texts: &[],
+            eos_token_ids: &[],
             script: None,
             max_queue_wait: None,
             index_topk: 0,
@@ -182,6 +184,7 @@ impl Server {
                 max_queued_requests: setup.max_queued_requests,
                 num_speculative_tokens: setup.limits.max_num_speculative_tokens,
                 drafting: DraftPolicy::Fixed,
+                eos_token_ids: setup.eos_token_ids.to_vec(),
                 enable_prefix_caching: setup.prefix_caching,
                 ..SchedulerConfig::default()
             },
@@ -197,6 +200,7 @@ impl Server {
             tokenizer: setup.tokenizer.then(|| Arc::new(tokenizer(setup.texts))),
             model: ModelInfo {
                 served_model_name: "counting".into(),
+                eos_token_ids: setup.eos_token_ids.to_vec(),
                 index_topk: setup.index_topk,
                 index_share: setup.index_topk > 0,
                 ..ModelInfo::default()

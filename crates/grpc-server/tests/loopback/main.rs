@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failure in a test's helper is a failure of the test")]
 
+mod constraints;
 mod faults;
 mod harness;
 mod kv_events;

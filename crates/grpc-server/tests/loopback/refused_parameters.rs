@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 
-use grpc_api::inference::v1::output_constraint::Kind;
 use grpc_api::inference::v1::{
-    GenerateRequest, OutputConstraint, SamplingParams, SpeculationParams, StoppingParams, TokenIds,
+    GenerateRequest, SamplingParams, SpeculationParams, StoppingParams, TokenIds,
 };
 use tonic_types::StatusExt;
 
@@ -145,23 +144,6 @@ async fn stop_texts_that_cannot_be_looked_for_name_the_field() {
     let long = "ü".repeat(513);
     check_invalid(&server, texts(&[&long]), field, "number 0 has 1026 bytes").await;
     server.generate(texts(&[&long[2..]; 64])).await;
-}
-
-#[tokio::test]
-async fn constraints_are_refused_and_not_ignored() {
-    let server = Server::start(Setup { tokenizer: true, ..Setup::default() }).await;
-    let constrained = |kind| {
-        let constraint = Some(OutputConstraint { kind });
-        GenerateRequest { constraint, ..unary(&[1], 4) }
-    };
-    let text = "not available";
-    let json = Some(Kind::JsonSchema("{}".into()));
-    check_invalid(&server, constrained(json), "constraint.json_schema", text).await;
-    let regex = Some(Kind::Regex("a*".into()));
-    check_invalid(&server, constrained(regex), "constraint.regex", text).await;
-    let lark = Some(Kind::LarkGrammar("start: \"a\"".into()));
-    check_invalid(&server, constrained(lark), "constraint.lark_grammar", text).await;
-    check_invalid(&server, constrained(None), "constraint", "is empty").await;
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! A model that follows a script, for tests of what requests ask of the choice of tokens.
 //!
-//! It does what the contract says of logit biases, penalties, `min_tokens`, allowed ids,
+//! It does what the contract says of masks, logit biases, penalties, `min_tokens`, allowed ids,
 //! temperature and log probabilities, one row at a time; the other parameters it only writes down.
 
 use std::collections::HashMap;
@@ -78,7 +78,8 @@ impl Scripted {
                 break;
             }
             let at = start + n_known + choice;
-            let raw = logits((at, last));
+            let mut raw = logits((at, last));
+            mask(&mut raw, plan.masks(row), choice, drafts.len() + 1);
             let sampler = setup.as_ref().map(|setup| (&*setup.sampler, &setup.tokens));
             last = sampler
                 .map_or_else(|| likeliest(&raw), |(sampler, old)| choose(&raw, sampler, old, &run));
@@ -111,6 +112,16 @@ impl Scripted {
             outcome.push_prompt_logprobs(prompt.collect::<Vec<_>>());
         }
         setup.tokens.extend(&run);
+    }
+}
+
+/// Forbids what the mask of a choice forbids, of `n_choices` masks.
+fn mask(logits: &mut [f32], masks: &[u32], choice: usize, n_choices: usize) {
+    let n_words = masks.len() / n_choices;
+    for (id, logit) in logits.iter_mut().enumerate().filter(|_| n_words > 0) {
+        if masks[choice * n_words + id / 32] >> (id % 32) & 1 == 0 {
+            *logit = f32::NEG_INFINITY;
+        }
     }
 }
 
