@@ -28,9 +28,10 @@ impl Distribution {
     ///    `top_p` of the probability: the smallest set that reaches `top_p`, never empty,
     /// 4. `min_p` keeps tokens at least `min_p` times as likely as the most likely one,
     ///
-    /// as transformers does, except that it keeps more than `top_k` equally likely tokens.
-    /// Probabilities and their sums are computed in f64. A row's result has the same bits alone
-    /// and in any batch on the CPU \[INV-11].
+    /// as in transformers, which differs where tokens are equally likely: its `top_k` keeps all
+    /// that tie with the last one, its `top_p` any of them. Probabilities and their sums are
+    /// computed in f64. A row's result has the same bits alone and in any batch on the CPU
+    /// \[INV-11].
     ///
     /// `logits` are `[R, vocab]`, left alone. A row without a token to choose does not harm the
     /// others: its choices are negative codes, see [`Distribution::codes`].

@@ -61,7 +61,7 @@ pub use logprobs::{LogprobsQuery, MAX_TOP_LOGPROBS, TokenLogprobs, logprobs, tok
 pub use noise::Purpose;
 pub use params::{SamplingParams, SamplingRow, TokenHistory};
 pub use processors::{explain, process};
-pub use sample::{Sampled, sample, select};
+pub use sample::{Sampled, sample, select_rows};
 
 #[cfg(test)]
 mod tests;

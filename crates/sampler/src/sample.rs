@@ -41,11 +41,11 @@ pub fn sample(
         (0..rows.len()).partition(|&row_idx| rows[row_idx].params.is_greedy());
     let (mut chosen, mut distribution) = (Vec::new(), None);
     if !greedy.is_empty() {
-        let (logits, rows) = select(logits, rows, &greedy)?;
+        let (logits, rows) = select_rows(logits, rows, &greedy)?;
         chosen.push(greedy_of_processed(&logits, &rows)?);
     }
     if !sampled.is_empty() {
-        let (logits, rows) = select(logits, rows, &sampled)?;
+        let (logits, rows) = select_rows(logits, rows, &sampled)?;
         let of_rows = Distribution::new(&logits, &rows)?;
         chosen.push(of_rows.sample(&rows, purpose)?);
         distribution = Some(of_rows);
@@ -68,7 +68,7 @@ pub fn sample(
 /// # Errors
 ///
 /// [`SamplerError::Tensor`] if a tensor operation fails.
-pub fn select<'a>(
+pub fn select_rows<'a>(
     logits: &Tensor,
     rows: &[SamplingRow<'a>],
     chosen: &[usize],

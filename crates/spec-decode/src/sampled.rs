@@ -1,7 +1,7 @@
 //! The device side of verification: all rows of a step at once.
 
 use engine_types::TokenId;
-use sampler::{Distribution, Purpose, SamplingRow, choose, greedy_of_processed, select};
+use sampler::{Distribution, Purpose, SamplingRow, choose, greedy_of_processed, select_rows};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::SpecDecodeError;
@@ -56,16 +56,17 @@ impl Choices {
             (0..rows.len()).partition(|&row_idx| rows[row_idx].params.is_greedy());
         let mut outputs = Vec::new();
         if !greedy_rows.is_empty() {
-            let (logits, rows) = select(logits, rows, &greedy_rows)?;
+            let (logits, rows) = select_rows(logits, rows, &greedy_rows)?;
             outputs.push(greedy_of_processed(&logits, &rows)?);
         }
         let parts = Windows::parts(metadata, rows, draft_probs, n_rows_max);
-        let q = draft_probs.map(|draft_probs| draft_probs.probs);
         let mut later_rows = sampled_rows.as_slice();
         for windows in &parts {
             let (own_rows, later) = later_rows.split_at(windows.n_rows());
             later_rows = later;
-            let (logits, rows) = select(logits, rows, own_rows)?;
+            let (logits, rows) = select_rows(logits, rows, own_rows)?;
+            let is_drawn = windows.q_rows.iter().any(|&q_row| q_row >= 0);
+            let q = draft_probs.filter(|_| is_drawn).map(|draft_probs| draft_probs.probs);
             outputs.push(windows.verify(&Distribution::new(&logits, &rows)?, q)?.f_view(-1)?);
         }
         let mut choices =

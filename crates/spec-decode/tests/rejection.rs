@@ -94,10 +94,9 @@ fn verify(windows: &[Window]) -> AcceptedRuns {
     let logits: Vec<&Vec<f32>> = windows.iter().flat_map(|window| &window.logits).collect();
     let rows: Vec<SamplingRow<'_>> = windows.iter().flat_map(Window::rows).collect();
     let probs = Tensor::from_slice2(&probs);
-    let q = q_rows.iter().any(Option::is_some);
-    let q = q.then_some(DraftProbs { probs: &probs, rows: &q_rows });
+    let q = DraftProbs { probs: &probs, rows: &q_rows };
     let mut runs = AcceptedRuns::default();
-    runs.verify(&metadata, &Tensor::from_slice2(&logits), &rows, q).unwrap();
+    runs.verify(&metadata, &Tensor::from_slice2(&logits), &rows, Some(q)).unwrap();
     runs
 }
 
