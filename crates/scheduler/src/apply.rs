@@ -12,7 +12,6 @@ use crate::entry::{Entry, to_u32};
 use crate::scheduler::{PlannedRow, Scheduler};
 
 /// A row of a step and what became of it.
-#[derive(Clone, Copy)]
 struct Answer<'a> {
     row: &'a PlanRow,
     run: &'a [TokenId],
@@ -65,7 +64,7 @@ impl Scheduler {
                 prompt_logprobs: outcome.prompt_logprobs(answer),
                 failure: outcome.failure(answer),
             };
-            if let Some(reason) = self.apply_row(*planned, plan, answer, events) {
+            if let Some(reason) = self.apply_row(*planned, plan, &answer, events) {
                 self.publish();
                 self.finish(slot, reason, events);
             } else if row.samples {
@@ -107,17 +106,19 @@ impl Scheduler {
         &mut self,
         planned: PlannedRow,
         plan: &StepPlan,
-        answer: Answer<'_>,
+        answer: &Answer<'_>,
         events: &mut Vec<RequestEvent>,
     ) -> Option<FinishReason> {
         let entry = &mut self.entries[planned.slot];
-        let Answer { row, run, .. } = answer;
+        let Answer { row, run, .. } = *answer;
         entry.flight = entry.flight.filter(|flight| flight.step != plan.step_id);
         if let Some(message) = answer.failure {
             return Some(FinishReason::Failed(message.to_owned()));
         }
         check_answer(answer, &entry.drafts[..row.n_draft as usize]);
-        entry.hand_out_prompt_logprobs(row, answer.prompt_logprobs, events);
+        if !answer.prompt_logprobs.is_empty() {
+            entry.hand_out_prompt_logprobs(row, answer.prompt_logprobs, events);
+        }
         let has_kv = entry.epoch == planned.epoch;
         if !row.samples {
             if has_kv {
@@ -163,6 +164,7 @@ impl Scheduler {
     }
 
     /// Enters the KV that a row wrote, of which `n_accepted` drafts stay.
+    #[inline]
     fn enter_kv(&mut self, planned: PlannedRow, row: &PlanRow, n_accepted: u32) {
         let entry = &mut self.entries[planned.slot];
         let start = entry.n_computed;
@@ -178,6 +180,7 @@ impl Scheduler {
 }
 
 /// The entries of the first `n` tokens, if there are any.
+#[inline]
 fn first_of(logprobs: &[TokenLogprobs], n: usize) -> Box<[TokenLogprobs]> {
     if logprobs.is_empty() { Box::default() } else { logprobs[..n].into() }
 }
@@ -192,8 +195,9 @@ fn check_start(entry: &Entry, row: &PlanRow) {
 }
 
 /// Checks that an answer is one to its row, which verified `drafts`.
-fn check_answer(answer: Answer<'_>, drafts: &[TokenId]) {
-    let Answer { row, run, n_accepted, proposals, .. } = answer;
+#[inline]
+fn check_answer(answer: &Answer<'_>, drafts: &[TokenId]) {
+    let Answer { row, run, n_accepted, proposals, .. } = *answer;
     let id = row.request_id;
     assert_eq!(row.samples, !run.is_empty(), "{id}: tokens exactly for a row that samples");
     assert!(n_accepted <= row.n_draft, "{id}: more drafts accepted than verified");

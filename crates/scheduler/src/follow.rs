@@ -45,9 +45,8 @@ impl Entry {
 
     /// How many of the proposals, from the first on, the request's grammar allows.
     pub(crate) fn n_allowed_drafts(&mut self) -> u32 {
-        let drafts = self.drafts;
-        let Some(guide) = &mut self.guide else { return drafts.len() as u32 };
-        let n_allowed = drafts.iter().take_while(|draft| guide.0.accept(**draft)).count();
+        let Some(guide) = &mut self.guide else { return self.drafts.len() as u32 };
+        let n_allowed = self.drafts.iter().take_while(|draft| guide.0.accept(**draft)).count();
         guide.0.go_back(n_allowed);
         n_allowed as u32
     }

@@ -158,7 +158,8 @@ impl Scheduler {
             let n_lookahead = n_lookahead.min(entry.n_tokens() - end) as usize;
             let (start, end) = (frontier.n_computed as usize, end as usize);
             let is_last = start + 1 == entry.tokens.len();
-            let known = if is_last { from_ref(&entry.last_token) } else { &entry.tokens[start..end] };
+            let known =
+                if is_last { from_ref(&entry.last_token) } else { &entry.tokens[start..end] };
             let queried = (known, &entry.drafts[..n_draft as usize]);
             let lookahead = &entry.tokens[end..end + n_lookahead];
             plan.push_row_of(entry.id, spec, queried, lookahead, table);
