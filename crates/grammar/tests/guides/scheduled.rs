@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use engine_types::{
-    ExecutorLimits, FinishReason, OutputMode, PlanRow, Request, RequestEvent, RequestId,
-    SamplingParams, StepOutcome, StepPlan, StepQueue, TokenId,
+    BoxedGuide, ExecutorLimits, FinishReason, Guide, OutputMode, PlanRow, Request, RequestEvent,
+    RequestId, SamplingParams, StepOutcome, StepPlan, StepQueue, TokenId,
 };
 use grammar::Constraint;
 use scheduler::{DraftPolicy, Scheduler, SchedulerConfig};
@@ -54,6 +54,9 @@ fn answer(script: &Script, plan: &StepPlan, row: &PlanRow, outcome: &mut StepOut
     let (masks, drafts) = (plan.masks(row), plan.drafts(row));
     let n_words = masks.len() / (drafts.len() + 1);
     assert_eq!(n_words, tokenizer().n_ids() as usize / 32);
+    if masks.chunks_exact(n_words).any(|mask| mask.iter().all(|word| *word == 0)) {
+        return outcome.push_failed_row(row.request_id, "no token may be chosen".to_owned());
+    }
     let choices: Vec<TokenId> = masks
         .chunks_exact(n_words)
         .enumerate()
@@ -65,8 +68,12 @@ fn answer(script: &Script, plan: &StepPlan, row: &PlanRow, outcome: &mut StepOut
     outcome.push_row(row.request_id, &choices[..=n_accepted], n_accepted as u32, proposals);
 }
 
-fn run(
-    constraint: &Constraint,
+fn run(constraint: &Constraint, script: &Script, max_tokens: u32, mode: (OutputMode, u32)) -> Ran {
+    run_guided(guide(constraint), script, max_tokens, mode)
+}
+
+fn run_guided(
+    guide: Box<dyn Guide>,
     script: &Script,
     max_tokens: u32,
     (output_mode, k): (OutputMode, u32),
@@ -90,9 +97,9 @@ fn run(
     };
     let params = SamplingParams { max_tokens, ..SamplingParams::default() };
     let mut request = Request::new(RequestId(1), PROMPT.to_vec(), params);
-    request.guide = Some(engine_types::BoxedGuide(guide(constraint)));
-    let mut scheduler = Scheduler::new(config, limits).unwrap();
-    scheduler.submit(request).unwrap();
+    request.guide = Some(BoxedGuide(guide));
+    let mut scheduler = Scheduler::new(config, limits).expect("a valid configuration");
+    scheduler.submit(request).expect("the request can be served");
 
     let n_in_flight_max = if output_mode == OutputMode::Immediate { 1 } else { 2 };
     let (mut queue, mut in_flight) = (StepQueue::default(), VecDeque::new());
@@ -115,8 +122,9 @@ fn run(
                 }
                 Ok(())
             });
-            answered.unwrap();
-            scheduler.apply(&in_flight.pop_front().unwrap(), &outcome, &mut events);
+            answered.expect("the step succeeds");
+            let collected = in_flight.pop_front().expect("a step in flight");
+            scheduler.apply(&collected, &outcome, &mut events);
             scheduler.check_invariants();
         }
     }
@@ -218,6 +226,52 @@ fn a_constraint_may_begin_within_a_window() {
             let ran = run(&grammar, &script, 20, (mode, k));
             let expected = (vec![8, 8, 9, 3], FinishReason::GrammarComplete);
             assert_eq!((ran.tokens, ran.reason), expected, "{mode:?}, k = {k}");
+        }
+    }
+}
+
+/// A guide whose parser gives up at a mask, as one does that has spent all that it may.
+#[derive(Debug)]
+struct Fragile {
+    guide: Box<dyn Guide>,
+    n_masks_left: u32,
+}
+
+impl Guide for Fragile {
+    fn clone_guide(&self) -> Box<dyn Guide> {
+        Box::new(Self { guide: self.guide.clone_guide(), n_masks_left: self.n_masks_left })
+    }
+
+    fn fill_mask(&mut self, mask: &mut [u32]) {
+        self.n_masks_left = self.n_masks_left.saturating_sub(1);
+        match self.n_masks_left {
+            0 => mask.fill(0),
+            _ => self.guide.fill_mask(mask),
+        }
+    }
+
+    fn accept(&mut self, token: TokenId) -> bool {
+        self.n_masks_left > 0 && self.guide.accept(token)
+    }
+
+    fn go_back(&mut self, n_tokens: usize) {
+        self.guide.go_back(n_tokens);
+    }
+
+    fn is_complete(&mut self) -> bool {
+        self.guide.is_complete()
+    }
+}
+
+#[test]
+fn a_guide_that_gives_up_within_a_window_ends_its_request_alone() {
+    let script = Script { likes: ids("aaaa").repeat(40), drafts: ids("aaaa").repeat(40) };
+    for mode in [OutputMode::Immediate, OutputMode::Deferred] {
+        for n_masks_left in 2..7 {
+            let guide = Box::new(Fragile { guide: guide(&regex("a{1,60}")), n_masks_left });
+            let ran = run_guided(guide, &script, 30, (mode, 3));
+            assert!(matches!(ran.reason, FinishReason::Failed(_)), "{:?}", ran.reason);
+            assert!((ran.tokens.len() as u32) < n_masks_left);
         }
     }
 }
