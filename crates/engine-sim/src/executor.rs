@@ -153,6 +153,10 @@ impl HashExecutor {
             let n_words = vocab_size.div_ceil(u32::BITS) as usize;
             let masks = plan.masks(row);
             assert!([0, n_words * (1 + row.n_draft as usize)].contains(&masks.len()));
+            for (mask, draft) in masks.chunks_exact(n_words).zip(&tokens[n_known..]) {
+                let allowed = choose(*draft, mask, vocab_size);
+                assert_eq!(allowed, *draft, "a draft is verified that its grammar forbids");
+            }
             let choice = |n: usize| {
                 let mask = if masks.is_empty() { masks } else { &masks[n * n_words..][..n_words] };
                 let wanted = states[n_known - 1 + n].next_token(vocab_size, voice);
