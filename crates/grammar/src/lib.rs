@@ -3,7 +3,7 @@
 //! **Owns** the compilation of a [`Constraint`] over a tokenizer's vocabulary, within limits that
 //! hold for one request, and the [`Guide`](engine_types::Guide)s that come of it: which tokens may
 //! follow, where an output can end and where it must. The parser is that of `llguidance`. **Must
-//! not know** requests, logits, protocols or threads.
+//! not know** requests, logits, protocols or time.
 //!
 //! Invariants:
 //! * A mask allows exactly the tokens that [`accept`](engine_types::Guide::accept) takes.
@@ -12,6 +12,12 @@
 //! * Guides share nothing: no mask depends on what other requests did \[INV-11].
 //! * A text is a run of bytes: a character may be split over tokens in any way, and any tokens
 //!   that spell an allowed text are allowed.
+//! * What a constraint may cost is bounded, when it is compiled and at every token. A guide that
+//!   reaches a bound allows nothing any more, so that its request fails, and says why in the log.
+//!
+//! A JSON schema's keywords either hold or are refused; between two JSON tokens there are at most
+//! 32 blanks. A Lark grammar may name special tokens (`<think>`) and ids (`<[5]>`), so that a
+//! constraint can begin behind a marker: `start: /(.|\n)*/ </think> answer`.
 //!
 //! # Example
 //!

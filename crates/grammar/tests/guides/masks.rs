@@ -172,3 +172,13 @@ fn special_tokens_are_allowed_only_where_a_grammar_names_them() {
     check_along(&mut *named, &[&[think], &ids("so")[..], &[6]].concat());
     assert!(named.is_complete());
 }
+
+#[test]
+fn a_schema_may_begin_behind_a_marker() {
+    let grammar = "start: /(.|\\n)*/ </think> answer\nanswer: %json {\"type\": \"boolean\"}\n";
+    let mut guide = guide(&lark(grammar));
+    check_along(&mut *guide, &[&ids("so\nit is")[..], &[6], &ids("true")].concat());
+    assert!(guide.is_complete());
+    guide.go_back(ids("true").len());
+    assert!(!guide.accept(ids("so")[0]));
+}
