@@ -7,7 +7,7 @@ use engine_types::{
     TokenLogprobs, TokenSource, TokensEvent,
 };
 
-use crate::commit::{EndRules, commit};
+use crate::commit::{Commit, EndRules, commit};
 use crate::entry::{Entry, to_u32};
 use crate::scheduler::{PlannedRow, Scheduler};
 
@@ -132,7 +132,11 @@ impl Scheduler {
             n_prompt: entry.n_prompt as usize,
             max_model_len: self.limits.max_model_len as usize,
         };
-        let mut commit = commit(&rules, entry.generated(), run);
+        let mut commit = if entry.n_tokens() + to_u32(run.len()) < entry.n_tokens_free {
+            Commit { n_kept: run.len(), reason: None }
+        } else {
+            commit(&rules, entry.generated(), run)
+        };
         if entry.is_followed() {
             commit = entry.follow(run, commit);
         }

@@ -24,35 +24,19 @@ pub struct Commit {
     pub reason: Option<FinishReason>,
 }
 
+/// Whether anything but its length can end a request, as far as [`commit`] decides.
+pub(crate) fn looks_at_tokens(params: &SamplingParams, eos_token_ids: &[TokenId]) -> bool {
+    let has_eos = !params.ignore_eos && !eos_token_ids.is_empty();
+    has_eos || !params.stop_token_ids.is_empty() || !params.stop_sequences.is_empty()
+}
+
 /// Walks an accepted run from left to right and stops at the first end.
 ///
 /// `generated` are the tokens committed before. Where several ends meet at one token, the order is
 /// EOS, stop id, stop sequence, `max_tokens`, model length. Stop sequences may begin in
 /// `generated`, never in the prompt. Before `min_tokens` only the last two count.
 #[must_use]
-#[inline]
 pub fn commit(rules: &EndRules, generated: &[TokenId], run: &[TokenId]) -> Commit {
-    if rules.may_end_within(generated.len() + run.len()) {
-        walk(rules, generated, run)
-    } else {
-        Commit { n_kept: run.len(), reason: None }
-    }
-}
-
-impl EndRules<'_> {
-    /// Whether a request may end by the time that it has generated `n` tokens, for all that can be
-    /// known without a look at them. Most requests of most steps cannot.
-    #[inline]
-    fn may_end_within(&self, n: usize) -> bool {
-        let params = self.params;
-        let has_eos = !params.ignore_eos && !self.eos_token_ids.is_empty();
-        let has_stops = !params.stop_token_ids.is_empty() || !params.stop_sequences.is_empty();
-        let n_left = self.max_model_len.saturating_sub(self.n_prompt);
-        has_eos || has_stops || n >= n_left.min(params.max_tokens as usize)
-    }
-}
-
-fn walk(rules: &EndRules, generated: &[TokenId], run: &[TokenId]) -> Commit {
     for n_kept in 1..=run.len() {
         if let Some(reason) = end(rules, generated, &run[..n_kept]) {
             return Commit { n_kept, reason: Some(reason) };

@@ -51,6 +51,10 @@ pub(crate) struct Entry {
     /// Drafts a step for this request.
     pub(crate) k: u32,
     pub(crate) n_prompt: u32,
+    /// With so many tokens it has reached `max_tokens` or the model's length.
+    pub(crate) n_tokens_max: u32,
+    /// With fewer tokens nothing that `commit` looks at ends it.
+    pub(crate) n_tokens_free: u32,
     /// Tokens, from the front, whose KV is valid.
     pub(crate) n_computed: u32,
     /// Tokens that it had when it got its blocks; positions before are prefill.
@@ -123,6 +127,8 @@ impl Entry {
             stop_texts: request.stop_texts,
             n_prompt_logprobs: 0,
             n_prompt,
+            n_tokens_max: n_tokens,
+            n_tokens_free: 0,
             tokens,
             last_token,
             n_computed: 0,
@@ -179,15 +185,15 @@ impl Entry {
     }
 
     /// Whether the request surely has ended by the time that it has `n_tokens` tokens.
-    pub(crate) fn surely_ends(&self, n_tokens: u32, max_model_len: u32) -> bool {
-        n_tokens - self.n_prompt >= self.params.max_tokens || n_tokens >= max_model_len
+    pub(crate) fn surely_ends(&self, n_tokens: u32) -> bool {
+        n_tokens >= self.n_tokens_max
     }
 
     /// How many of `k` drafts to propose after a step that begins with `n_tokens` tokens at least and writes up to
     /// `n_written`, such that no position outside the model is written; 0 if the step's first token
     /// is surely the last.
     pub(crate) fn n_propose(&self, k: u32, n_tokens: u32, n_written: u32, max_len: u32) -> u32 {
-        if self.surely_ends(n_tokens + 1, max_len) {
+        if self.surely_ends(n_tokens + 1) {
             return 0;
         }
         k.min(max_len + 1 - n_written)

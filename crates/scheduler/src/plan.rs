@@ -103,9 +103,7 @@ impl Scheduler {
     pub(crate) fn frontier(&self, slot: Slot) -> Option<Frontier> {
         let entry = self.entries.get(slot).filter(|entry| entry.is_running())?;
         let frontier = Frontier::of(entry);
-        let max_model_len = self.limits.max_model_len;
-        let is_last =
-            frontier.source.is_some() && entry.surely_ends(frontier.n_tokens, max_model_len);
+        let is_last = frontier.source.is_some() && entry.surely_ends(frontier.n_tokens);
         (!is_last).then_some(frontier)
     }
 

@@ -7,6 +7,7 @@ use engine_types::{
 };
 use kv_block_manager::{BlockPool, PrefixMatch};
 
+use crate::commit::looks_at_tokens;
 use crate::config::SchedulerConfig;
 use crate::entries::{Entries, Slot};
 use crate::entry::{Entry, State};
@@ -162,6 +163,9 @@ impl Scheduler {
         let sampler = sampler(&request, &self.config.eos_token_ids);
         let mut entry = Entry::new(request, rank, k, &self.limits);
         entry.sampler = sampler;
+        if !looks_at_tokens(&entry.params, &self.config.eos_token_ids) {
+            entry.n_tokens_free = entry.n_tokens_max;
+        }
         entry.state = state;
         self.entries.insert(entry)
     }
