@@ -15,7 +15,7 @@
 //! * What a constraint may cost is bounded, when it is compiled and at every token. A guide that
 //!   reaches a bound allows nothing any more, so that its request fails, and says why in the log.
 //!
-//! A JSON schema's keywords either hold or are refused; between two JSON tokens there are at most
+//! A JSON schema's known keywords hold or are refused; between two JSON tokens there are at most
 //! 32 blanks. A Lark grammar may name special tokens (`<think>`) and ids (`<[5]>`), so that a
 //! constraint can begin behind a marker: `start: /(.|\n)*/ </think> answer`.
 //!
