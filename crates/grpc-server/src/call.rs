@@ -26,10 +26,11 @@ pub(crate) struct Call {
     prompt: std::vec::IntoIter<TokenId>,
 }
 
-/// One output; both parts are `None` where there is nothing more to come.
+/// One output and its decoder.
 struct CallOutput {
+    /// `None` once its last message is out.
     output: Option<Output>,
-    /// `None` where the model has no tokenizer as well.
+    /// `None` where the model has no tokenizer.
     text: Option<OutputText>,
 }
 
