@@ -4,7 +4,7 @@
 //! sequences: with each other by a two-sample chi-square test, and both with the exact
 //! probabilities of the scalar definition. The first `k + 1` tokens make a sequence, so every row
 //! of a window takes part, the bonus row included. Seeds are fixed. A test passes if no
-//! probability value is below 1e-4; of 100 sound values one is with a probability of 1 %. Biased
+//! probability value is below 1e-4: among 100 sound values, the chance that one is, is 1 %. Biased
 //! samplers must fall below 1e-9.
 #![expect(clippy::unwrap_used, reason = "a failure in a test's helper is a failure of the test")]
 
