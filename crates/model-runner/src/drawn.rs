@@ -101,3 +101,88 @@ impl DrawnDrafts {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use engine_types::{BlockId, RowSpec};
+    use spec_decode::DraftDraws;
+    use tch::Device;
+
+    use super::*;
+
+    const DRAFTS: [TokenId; 3] = [4, 5, 6];
+
+    fn limits() -> ExecutorLimits {
+        ExecutorLimits {
+            block_size: 4,
+            num_blocks: 8,
+            max_model_len: 32,
+            max_num_seqs: 3,
+            max_num_batched_tokens: 32,
+            max_num_speculative_tokens: 3,
+            n_lookahead_max: 1,
+            vocab_size: 7,
+        }
+    }
+
+    /// A row of the request in table 2 that begins at `n_computed`.
+    fn plan(id: u64, n_computed: u32, tokens: &[TokenId], n_draft: u32) -> StepPlan {
+        let mut plan = StepPlan::default();
+        let spec = RowSpec { n_computed, n_draft, samples: true, ..RowSpec::default() };
+        let table = plan.update_table(2, 0, &[BlockId(0)]);
+        plan.push_row(RequestId(id), spec, tokens, &[], table);
+        plan
+    }
+
+    /// Three drafts behind the token at position 6 of request 9, drawn from rows of 1, 2 and 3.
+    fn drawn() -> DrawnDrafts {
+        let mut drawn = DrawnDrafts::new(&limits());
+        let tokens = [7, 8];
+        let seq = DraftSeq {
+            first_position: 4,
+            rows: 0..2,
+            tokens: &tokens,
+            following: &[3],
+            blocks: &[0],
+            n_propose: 3,
+            sampling: None,
+        };
+        let draws = |step: usize| DraftDraws {
+            step,
+            seqs: vec![0],
+            probs: Tensor::full([1, 7], step as i64 + 1, (Kind::Double, Device::Cpu)),
+        };
+        let proposal = Proposal {
+            drafts: &[DRAFTS.to_vec()],
+            indexer: &Default::default(),
+            draws: (0..3).map(draws).collect(),
+        };
+        drawn.keep(&plan(9, 4, &tokens, 0), &[0], &[seq], &proposal).unwrap();
+        drawn
+    }
+
+    #[test]
+    fn drafts_find_what_they_were_drawn_from() {
+        let drawn = drawn();
+        let rows = drawn.rows(&plan(9, 6, &[3, 4, 5, 6], 3));
+        assert_eq!(rows, [Some(6), Some(7), Some(8)]);
+        for (row, expected) in rows.iter().zip(1..) {
+            let probs = drawn.probs().unwrap().get(i64::from(row.unwrap()));
+            assert_eq!(Vec::<f32>::try_from(probs).unwrap(), [expected as f32; 7]);
+        }
+        // A window that budget, blocks or a grammar cut short.
+        assert_eq!(drawn.rows(&plan(9, 6, &[3, 4], 1)), [Some(6)]);
+        assert!(drawn.rows(&plan(9, 6, &[3], 0)).is_empty());
+    }
+
+    #[test]
+    fn other_drafts_were_not_drawn() {
+        let drawn = drawn();
+        assert_eq!(drawn.rows(&plan(8, 6, &[3, 4, 5, 6], 3)), [None; 3], "another request");
+        assert_eq!(drawn.rows(&plan(9, 5, &[3, 4, 5, 6], 3)), [None; 3], "another position");
+        assert_eq!(drawn.rows(&plan(9, 6, &[3, 4, 4], 2)), [None; 2], "another draft");
+        let fresh = DrawnDrafts::new(&limits());
+        assert!(fresh.probs().is_none());
+        assert_eq!(fresh.rows(&plan(9, 6, &[3, 4], 1)), [None]);
+    }
+}

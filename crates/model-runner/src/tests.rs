@@ -2,9 +2,13 @@
 
 mod copies;
 mod deferred;
+mod distribution;
 mod driver;
+mod faults;
 mod limits;
 mod oracle;
+mod sampling;
+mod synthetic;
 
 use batch_layout::{BatchLayout, SeqSpec};
 use engine_types::{

@@ -1,7 +1,10 @@
 //! A plain driver of a [`Runner`]: fixed blocks, no scheduler.
 
+use std::sync::Arc;
+
 use engine_types::{
-    BlockId, RequestId, RowSpec, RowTable, StepExecutor, StepOutcome, StepPlan, TokenId,
+    BlockId, OutcomeRow, RequestId, RowSpec, RowTable, Sampler, SamplerSetup, SamplingParams,
+    StepExecutor, StepOutcome, StepPlan, TokenId, TokenLogprobs,
 };
 
 use crate::runner::Runner;
@@ -27,6 +30,13 @@ pub(super) struct Job {
     pub(super) proposed: Vec<Vec<TokenId>>,
     /// Accepted drafts of each verify step, also those behind the limit.
     pub(super) accepted: Vec<u32>,
+    sampler: Option<Arc<Sampler>>,
+    /// The tokens that any choice is limited to, as bits; empty for all.
+    pub(super) mask: Vec<u32>,
+    pub(super) logprobs: Vec<TokenLogprobs>,
+    pub(super) prompt_logprobs: Vec<TokenLogprobs>,
+    /// Why it has ended early.
+    pub(super) failure: Option<String>,
 }
 
 impl Job {
@@ -44,7 +54,31 @@ impl Job {
             drafts: Vec::new(),
             proposed: Vec::new(),
             accepted: Vec::new(),
+            sampler: None,
+            mask: Vec::new(),
+            logprobs: Vec::new(),
+            prompt_logprobs: Vec::new(),
+            failure: None,
         }
+    }
+
+    /// Its tokens are chosen with `params`, whose seed is given, and end with one of `end_ids`.
+    pub(super) fn sampled(self, params: SamplingParams, end_token_ids: &[TokenId]) -> Self {
+        let (seed, n_prompt) = (params.seed.unwrap(), to_u32(self.n_prompt));
+        let end_token_ids = end_token_ids.to_vec();
+        let sampler = Sampler { params, seed, n_prompt, end_token_ids };
+        Self { sampler: Some(Arc::new(sampler)), ..self }
+    }
+
+    /// The request as it comes back after a preemption.
+    pub(super) fn resumed(&self, max_tokens: usize) -> Self {
+        let fresh = Self::new(&self.tokens[..self.n_prompt], max_tokens, self.n_drafts);
+        Self { tokens: self.tokens.clone(), sampler: self.sampler.clone(), ..fresh }
+    }
+
+    /// Whether it has no sampler.
+    pub(super) fn is_plain(&self) -> bool {
+        self.sampler.is_none()
     }
 
     pub(super) fn generated(&self) -> &[TokenId] {
@@ -52,13 +86,17 @@ impl Job {
     }
 
     fn is_done(&self) -> bool {
-        self.generated().len() >= self.max_tokens
+        self.failure.is_some() || self.generated().len() >= self.max_tokens
     }
 
     /// Appends the row that comes next. In deferred mode it continues the row of the step in
     /// flight, once that samples.
     fn push_row(&mut self, plan: &mut StepPlan, id: RequestId, feed: Feed, pool: Pool) {
         let source = self.last_row.filter(|_| feed.deferred);
+        if let Some(sampler) = self.sampler.clone().filter(|_| self.n_told == 0) {
+            let slot = u32::try_from(id.0).unwrap();
+            plan.push_sampler(SamplerSetup { slot, sampler, tokens: self.tokens.clone() });
+        }
         let start = self.next;
         let end = self.tokens.len().min(start + feed.chunk);
         let samples = end == self.tokens.len();
@@ -71,7 +109,7 @@ impl Job {
             prefill: start < self.n_prompt,
             drafting: self.n_drafts > 0,
             n_propose: if samples { to_u32(self.n_drafts) } else { 0 },
-            has_sampler: false,
+            has_sampler: self.sampler.is_some(),
         };
         if let Some(row) = source {
             let spec = RowSpec { n_computed: to_u32(end), n_draft: to_u32(self.n_drafts), ..spec };
@@ -84,6 +122,9 @@ impl Job {
         let lookahead = end..self.tokens.len().min(end + pool.n_lookahead);
         let table = self.table(plan, id, start + query.len(), pool);
         plan.push_row(id, spec, &query, &self.tokens[lookahead], table);
+        if samples && !self.mask.is_empty() {
+            plan.mask_last_row(&self.mask.repeat(self.drafts.len() + 1));
+        }
     }
 
     /// The block table of a row that queries up to position `n_queried`. Tells of the blocks that
@@ -102,7 +143,15 @@ impl Job {
         plan.update_table(slot, to_u32(start), &self.blocks[start..self.n_told])
     }
 
-    fn apply(&mut self, run: &[TokenId], drafts: &[TokenId], chunk: usize) {
+    fn apply(&mut self, outcome: &StepOutcome, row: &OutcomeRow, chunk: usize) {
+        self.failure = outcome.failure(row).map(str::to_owned);
+        if self.failure.is_some() {
+            return;
+        }
+        let (run, drafts) = (outcome.tokens(row), outcome.drafts(row));
+        self.logprobs.extend_from_slice(outcome.logprobs(row));
+        self.logprobs.truncate(self.max_tokens);
+        self.prompt_logprobs.extend_from_slice(outcome.prompt_logprobs(row));
         if run.is_empty() {
             self.n_computed += chunk;
             return;
@@ -180,7 +229,7 @@ pub(super) fn run(runner: &mut Runner, mut jobs: Vec<Job>, feed: Feed) -> Vec<Jo
             if job.is_done() {
                 continue;
             }
-            job.apply(outcome.tokens(row), outcome.drafts(row), feed.chunk);
+            job.apply(&outcome, row, feed.chunk);
             if feed.poison {
                 runner.kv_cache.poison(&job.unused_slots(block_size));
             }

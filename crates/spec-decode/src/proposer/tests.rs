@@ -1,5 +1,6 @@
 //! The proposer with a drafter whose output is a hash of everything it reads through the layout.
 
+mod draws;
 mod sharing;
 
 use std::cell::RefCell;
