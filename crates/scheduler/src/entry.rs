@@ -189,9 +189,9 @@ impl Entry {
         n_tokens >= self.n_tokens_max
     }
 
-    /// How many of `k` drafts to propose after a step that begins with `n_tokens` tokens at least and writes up to
-    /// `n_written`, such that no position outside the model is written; 0 if the step's first token
-    /// is surely the last.
+    /// How many of `k` drafts to propose after a step that begins with `n_tokens` tokens at least
+    /// and writes up to `n_written`, such that no position outside the model is written; 0 if the
+    /// step's first token is surely the last.
     pub(crate) fn n_propose(&self, k: u32, n_tokens: u32, n_written: u32, max_len: u32) -> u32 {
         if self.surely_ends(n_tokens + 1) {
             return 0;

@@ -53,6 +53,7 @@ pub struct Scheduler {
     /// Reused buffers.
     pub(crate) spare_rows: Vec<Vec<PlannedRow>>,
     pub(crate) order: Vec<Slot>,
+    /// Requests with blocks to publish, while an outcome is applied.
     pub(crate) unpublished: Vec<Slot>,
     pub(crate) masks: Vec<u32>,
 }
