@@ -2,6 +2,7 @@
 //! engine, and that engine behind its gRPC port.
 
 pub mod bench;
+pub mod constrained;
 pub mod harness;
 pub mod oracle;
 pub mod recorder;

@@ -41,6 +41,7 @@ macro_rules! on_both {
 
 mod bad_input;
 mod coarse_numbers;
+mod constrained;
 mod deferred;
 mod forks;
 mod grpc;
