@@ -9,8 +9,8 @@
 //! * The executor reads and writes KV through the plan's block tables alone \[INV-2], and poisons
 //!   what no reader may rely on \[INV-4].
 //! * The oracle shares the model's hash with the executor and nothing with the scheduler.
-//! * Commands come at any moment: before a step is planned, between plan and launch, with one or two
-//!   steps in flight, and between a step's outcome and its application.
+//! * Commands come at any moment: before a step is planned, between plan and launch, with one or
+//!   two steps in flight, and between a step's outcome and its application.
 //! * What the scheduler counts and decides is checked against plans, outcomes and events alone: who
 //!   runs, who loses its blocks, who starts, how long who runs goes without a row.
 //!

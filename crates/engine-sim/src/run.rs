@@ -301,8 +301,8 @@ impl Run {
         }
     }
 
-    /// Checks that blocks are copied to where the own tokens of those begin who share a part of one,
-    /// and nowhere else.
+    /// Checks that blocks are copied to where the own tokens of those begin who share a part of
+    /// one, and nowhere else.
     fn check_copies(&mut self, plan: &StepPlan, started: &[(RequestId, bool)]) {
         let block_size = self.workload.limits.block_size;
         let mut copied_to: Vec<_> = plan.copies().iter().map(|copy| copy.to).collect();

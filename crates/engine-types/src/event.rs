@@ -70,8 +70,8 @@ pub enum RequestEvent {
     PromptLogprobs {
         /// Which request.
         request_id: RequestId,
-        /// Those of the tokens behind the ones that earlier events told of; the first of all is that
-        /// of the prompt's second token.
+        /// Those of the tokens behind the ones that earlier events told of; the first of all is
+        /// that of the prompt's second token.
         logprobs: Vec<TokenLogprobs>,
     },
     /// The request ended.

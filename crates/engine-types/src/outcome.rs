@@ -75,8 +75,8 @@ impl StepOutcome {
         self.drafts.extend_from_slice(drafts);
     }
 
-    /// Appends a row that alone has failed, for instance because no token may be chosen; its request
-    /// ends with `message`.
+    /// Appends a row that alone has failed, for instance because no token may be chosen; its
+    /// request ends with `message`.
     pub fn push_failed_row(&mut self, request_id: RequestId, message: String) {
         self.push_row(request_id, &[], 0, &[]);
         self.rows.last_mut().expect("the row just pushed").has_failed = true;

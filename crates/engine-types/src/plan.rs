@@ -349,8 +349,8 @@ impl StepPlan {
         })
     }
 
-    /// How the tokens of some tables are chosen from now on. A table that gets another owner without
-    /// a sampler has none in its rows ([`PlanRow::has_sampler`]).
+    /// How the tokens of some tables are chosen from now on. A table that gets another owner
+    /// without a sampler has none in its rows ([`PlanRow::has_sampler`]).
     #[must_use]
     pub fn sampler_setups(&self) -> &[SamplerSetup] {
         &self.setups

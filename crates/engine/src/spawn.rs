@@ -19,8 +19,8 @@ pub struct EngineConfig {
     /// How the scheduler decides, and how many requests may be unfinished at once.
     pub scheduler: SchedulerConfig,
     /// How long a request may wait before it runs for the first time; then it ends with
-    /// [`FinishReason::DeadlineExceeded`](engine_types::FinishReason::DeadlineExceeded). `None` sets
-    /// no limit.
+    /// [`FinishReason::DeadlineExceeded`](engine_types::FinishReason::DeadlineExceeded). `None`
+    /// sets no limit.
     pub max_queue_wait: Option<Duration>,
 }
 

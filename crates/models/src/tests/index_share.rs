@@ -110,15 +110,7 @@ impl Recording {
                 let rows = end - tokens.len()..end;
                 let following = &[0];
                 let (first_position, sampling) = (0, None);
-                DraftSeq {
-                    first_position,
-                    rows,
-                    tokens,
-                    following,
-                    blocks,
-                    n_propose,
-                    sampling,
-                }
+                DraftSeq { first_position, rows, tokens, following, blocks, n_propose, sampling }
             })
             .collect();
         let mtp = self.rig.model.mtp.as_ref().unwrap().bind(&self.rig.caches, self.recorder);
