@@ -1,6 +1,7 @@
 //! Once warm, a step allocates nothing \[INV-8]: `plan` and `apply` over full batches in both
-//! output modes, with and without drafts, with the prefix cache hashing blocks as they fill, block tables
-//! growing, and events. (The cache's own events, where somebody wants them, own what they tell.)
+//! output modes, with and without drafts, with the prefix cache hashing blocks as they fill, block
+//! tables growing, and events. (The cache's own events, where somebody wants them, own what they
+//! tell.)
 
 use std::collections::VecDeque;
 

@@ -3,7 +3,8 @@
 //! `cargo bench -p integration-tests --bench constrained -- --help` tells the options. Two JSON
 //! schemas, a regular expression and a Lark grammar take turns, behind prompts of the reference
 //! cases; half of the requests are greedy, half sampled at temperature 0.8. The settings take
-//! turns, each run in an engine of its own. It prints a Markdown table; any invalid output is an error.
+//! turns, each run in an engine of its own. It prints a Markdown table; any invalid output is an
+//! error.
 
 #![expect(clippy::print_stdout, reason = "the table is what this is for")]
 
