@@ -14,7 +14,7 @@ pub struct OracleRow<'a> {
 }
 
 /// The accepted run of a window of `drafts.len() + 1` rows. `q[j]` is what draft `j` was drawn
-/// from, `[vocab]`; none if it was chosen.
+/// from, `[vocab]`; none if it was chosen: then the run is the one without drafts.
 ///
 /// # Panics
 ///
@@ -26,15 +26,21 @@ pub fn verify(rows: &[OracleRow<'_>], drafts: &[TokenId], q: &[Option<&[f64]>]) 
     let mut run = Vec::new();
     for ((OracleRow { logits, row }, &draft), q) in rows.iter().zip(drafts).zip(q) {
         let p = oracle::distribution(logits, row);
-        let is_draft = |id: usize| f64::from(u8::from(id == draft as usize));
-        let q_of = |id: usize| q.map_or_else(|| is_draft(id), |q| q[id]);
+        let Some(q) = q else {
+            // What would be chosen without drafts is the draft with probability `p(draft)`.
+            let choice = oracle::choose(&p, row.uniform(Purpose::Sample));
+            run.push(choice);
+            if choice == draft {
+                continue;
+            }
+            return run;
+        };
         let id = draft as usize;
-        if row.uniform(Purpose::Accept) * q_of(id) < p[id] {
+        if row.uniform(Purpose::Accept) * q[id] < p[id] {
             run.push(draft);
             continue;
         }
-        let mut left: Vec<f64> =
-            p.iter().enumerate().map(|(id, p)| (p - q_of(id)).max(0.0)).collect();
+        let mut left: Vec<f64> = p.iter().zip(*q).map(|(p, q)| (p - q).max(0.0)).collect();
         if left.iter().all(|&weight| weight == 0.0) {
             left = p;
         }

@@ -111,9 +111,11 @@ struct Windows {
     q_rows: Vec<i64>,
     /// 1 for a row that checks a chosen draft, `[R]`, else 0.
     is_one_hot: Vec<i64>,
-    /// Uniform numbers that accept, `[R]`; infinite for a bonus row, which accepts nothing.
+    /// Uniform numbers that accept drawn drafts, `[R]`; infinite for a bonus row, which accepts
+    /// nothing.
     accept: Vec<f64>,
-    /// Uniform numbers that choose, `[R]`.
+    /// Uniform numbers that choose, `[R]`: in the row of a drawn draft what replaces it, in the
+    /// others the token that would be chosen without drafts.
     choose: Vec<f64>,
 }
 
@@ -160,7 +162,8 @@ impl Windows {
         self.q_rows.push(q_row.map_or(-1, i64::from));
         self.is_one_hot.push(i64::from(q_row.is_none()));
         self.accept.push(row.uniform(Purpose::Accept));
-        self.choose.push(row.uniform(Purpose::Recover));
+        let replaces = if q_row.is_some() { Purpose::Recover } else { Purpose::Sample };
+        self.choose.push(row.uniform(replaces));
     }
 
     fn push_bonus(&mut self, row: &SamplingRow<'_>) {
@@ -172,6 +175,11 @@ impl Windows {
     }
 
     /// Accepted drafts and the token behind them, i64 `[B, 2]`.
+    ///
+    /// Where a draft was chosen, the target's own choice is made as if there were none, and the
+    /// draft is accepted if it is the same. That is rejection sampling against a one-hot
+    /// distribution: `d` stays with probability `p(d)`, and what comes in its place is
+    /// distributed as `p` without `d`. And it makes the tokens the same for any drafts.
     fn verify(&self, target: &Distribution, q: Option<&Tensor>) -> Result<Tensor, SpecDecodeError> {
         let p = target.probs();
         let device = p.device();
@@ -182,21 +190,24 @@ impl Windows {
             let _ = threshold.f_mul_(&self.q_of_drafts(q)?)?;
         }
         // `u < p / q` without the division: a draft with q = 0 is accepted if p allows it at all.
-        let is_accepted = threshold.f_lt_tensor(&p_of_draft.f_squeeze_dim(-1)?)?;
+        let is_below = threshold.f_lt_tensor(&p_of_draft.f_squeeze_dim(-1)?)?;
+        let uniform = upload(&self.choose, device)?;
+        let chosen = choose(p, &uniform)?;
+        let has_choice = target.codes().f_ge(0)?;
+        let is_same = chosen.f_eq_tensor(&drafts)?.f_logical_and(&has_choice)?;
+        let is_one_hot = upload(&self.is_one_hot, device)?.f_gt(0)?;
+        let is_accepted = is_same.f_where_self(&is_one_hot, &is_below)?;
         let n_accepted = self.first_stop(&is_accepted.f_logical_not()?)?;
         let stop = upload(&self.first, device)?.f_add(&n_accepted)?;
 
         let at_stop = |values: &Tensor| values.f_index_select(0, &stop);
-        let p = at_stop(p)?;
-        let draft = at_stop(&drafts)?.f_unsqueeze(-1)?;
-        let is_one_hot = at_stop(&upload(&self.is_one_hot, device)?)?.f_unsqueeze(-1)?.f_gt(0)?;
-        let kept = at_stop(&p_of_draft)?.f_masked_fill(&is_one_hot, 0.0)?;
-        let mut weights = p.f_scatter(-1, &draft, &kept)?;
+        let mut chosen = at_stop(&chosen)?;
         if let Some(q) = q {
             let q_rows = at_stop(&upload(&self.q_rows, device)?)?;
-            weights = residual(&weights, &p, q, &q_rows)?;
+            let weights = residual(&at_stop(p)?, q, &q_rows)?;
+            let in_place = choose(&weights, &at_stop(&uniform)?)?;
+            chosen = in_place.f_where_self(&q_rows.f_ge(0)?, &chosen)?;
         }
-        let chosen = choose(&weights, &at_stop(&upload(&self.choose, device)?)?)?;
         let codes = at_stop(target.codes())?;
         let chosen = codes.f_where_self(&codes.f_lt(0)?, &chosen)?;
         Ok(Tensor::f_stack(&[n_accepted, chosen], -1)?)
@@ -227,12 +238,13 @@ impl Windows {
     }
 }
 
-/// `max(weights - q, 0)` in rows with a `q_row` that is not negative; `p` where that is all zero.
-fn residual(weights: &Tensor, p: &Tensor, q: &Tensor, q_rows: &Tensor) -> Result<Tensor, TchError> {
+/// `max(p - q, 0)` in rows with a `q_row` that is not negative; `p` in the others, and where that is
+/// all zero.
+fn residual(p: &Tensor, q: &Tensor, q_rows: &Tensor) -> Result<Tensor, TchError> {
     let has_none = q_rows.f_lt(0)?.f_unsqueeze(-1)?;
     let q = q.f_index_select(0, &q_rows.f_clamp_min(0)?)?.f_to_kind(Kind::Double)?;
     let q = q.f_masked_fill(&has_none, 0.0)?;
-    let left = weights.f_sub(&q)?.f_clamp_min(0.0)?;
+    let left = p.f_sub(&q)?.f_clamp_min(0.0)?;
     let is_empty = left.f_amax([-1i64].as_slice(), true)?.f_eq(0.0)?;
     p.f_where_self(&is_empty, &left)
 }
