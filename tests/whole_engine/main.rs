@@ -48,3 +48,4 @@ mod grpc;
 mod index_share;
 mod oracle_tokens;
 mod prefix_cache;
+mod seeded;

@@ -7,11 +7,11 @@
 /// independent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
-    /// The token of a row that checks no draft.
+    /// The target's own token, also where a draft that was chosen stands beside it.
     Sample,
-    /// Whether the target takes a draft.
+    /// Whether the target takes a draft that was drawn.
     Accept,
-    /// The token in place of a rejected draft.
+    /// The token in place of a drawn draft that is rejected.
     Recover,
     /// A draft.
     Draft,

@@ -60,7 +60,7 @@ pub(crate) struct EngineArgs {
     #[arg(long, default_value_t = 256)]
     pub(crate) kv_cache_memory: u64,
     /// Largest number of requests in one step
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = value_parser!(u32).range(1..=1 << 16))]
     pub(crate) max_num_seqs: u32,
     /// Largest number of tokens in one step; longer prompts are prefilled in chunks
     #[arg(long, default_value_t = 2048)]

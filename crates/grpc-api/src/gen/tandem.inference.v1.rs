@@ -110,8 +110,8 @@ pub struct SamplingParams {
     /// Number of most likely tokens to choose from. Absent or 0 is all.
     #[prost(uint32, optional, tag = "3")]
     pub top_k: ::core::option::Option<u32>,
-    /// Makes the choices reproducible: they follow from the seed, the prompt, the parameters and the
-    /// number of drafts a step, whatever else the server does. Absent is another one each time.
+    /// Makes the choices reproducible: they follow from the seed, the prompt and the parameters,
+    /// whatever else the server does and however it drafts. Absent is another one each time.
     #[prost(uint64, optional, tag = "4")]
     pub seed: ::core::option::Option<u64>,
     /// Number of independent outputs, 1 to 128. Absent is 1. Each counts as a request in the queue.
