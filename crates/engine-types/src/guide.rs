@@ -23,6 +23,12 @@ pub trait Guide: Send + fmt::Debug {
 
     /// Whether the text can only end here.
     fn is_complete(&mut self) -> bool;
+
+    /// Why nothing may follow here, or behind tokens from here on that were tried, where that is
+    /// for a limit of the guide and not for the grammar. Read it where the request fails.
+    fn failure(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Looks for texts that end a request in the text of its tokens.

@@ -64,7 +64,7 @@ pub struct Grammars {
     factory: ParserFactory,
     vocabulary: Arc<Vocabulary>,
     /// The one used last is the last.
-    cache: Mutex<Vec<(Constraint, Matcher)>>,
+    cache: Mutex<Vec<(Constraint, Arc<Matcher>)>>,
 }
 
 impl Grammars {
@@ -90,33 +90,33 @@ impl Grammars {
     ///
     /// If the constraint has a fault, cannot be met, or is larger than one request may ask for.
     pub fn compile(&self, constraint: &Constraint) -> Result<BoxedGuide, GrammarError> {
-        let matcher = match self.cached(constraint) {
-            Some(matcher) => matcher,
+        let start = match self.cached(constraint) {
+            Some(start) => start,
             None => {
-                let matcher = self.compile_apart(constraint)?;
-                self.keep(constraint, matcher.deep_clone());
-                matcher
+                let start = Arc::new(self.compile_apart(constraint)?);
+                self.keep(constraint, Arc::clone(&start));
+                start
             }
         };
-        Ok(BoxedGuide(Box::new(LlGuide::new(matcher, Arc::clone(&self.vocabulary)))))
+        Ok(BoxedGuide(Box::new(LlGuide::new(start, Arc::clone(&self.vocabulary)))))
     }
 
-    fn cached(&self, constraint: &Constraint) -> Option<Matcher> {
+    fn cached(&self, constraint: &Constraint) -> Option<Arc<Matcher>> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let idx = cache.iter().position(|(kept, _)| kept == constraint)?;
         let entry = cache.remove(idx);
-        let matcher = entry.1.deep_clone();
+        let start = Arc::clone(&entry.1);
         cache.push(entry);
-        Some(matcher)
+        Some(start)
     }
 
-    fn keep(&self, constraint: &Constraint, matcher: Matcher) {
+    fn keep(&self, constraint: &Constraint, start: Arc<Matcher>) {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         cache.retain(|(kept, _)| kept != constraint);
         if cache.len() == CACHE_CAPACITY {
             cache.remove(0);
         }
-        cache.push((constraint.clone(), matcher));
+        cache.push((constraint.clone(), start));
     }
 
     /// Compiles on a thread of its own: `llguidance` recurses from rule to rule, and a text of the
@@ -238,12 +238,16 @@ fn has_temperature(grammar: &CGrammar) -> bool {
     grammar.lexer_spec().has_temperature
 }
 
+/// A message of the parser without what it tells of its own state.
+pub(crate) fn first_part(message: &str) -> &str {
+    let marks = ["\n<backtrace>", "\n<state>", "\n<non-verbose/>"].into_iter();
+    let end = marks.filter_map(|mark| message.find(mark)).min().unwrap_or(message.len());
+    message[..end].trim()
+}
+
 /// What the parser says of a constraint.
 fn fault(kind: ConstraintKind, message: &str) -> GrammarError {
-    // Behind the first of these it tells of its own state.
-    let end = ["\n<backtrace>", "\n<state>", "\n<non-verbose/>"].into_iter();
-    let end = end.filter_map(|mark| message.find(mark)).min().unwrap_or(message.len());
-    let message = message[..end].trim().to_owned();
+    let message = first_part(message).to_owned();
     if message == StopReason::NoExtensionBias.to_string() {
         return GrammarError::Unsatisfiable { kind };
     }

@@ -113,7 +113,9 @@ impl Scheduler {
         let Answer { row, run, .. } = *answer;
         entry.flight = entry.flight.filter(|flight| flight.step != plan.step_id);
         if let Some(message) = answer.failure {
-            return Some(FinishReason::Failed(message.to_owned()));
+            // The executor sees an empty mask, and the guide knows why it is empty.
+            let of_guide = entry.guide.as_ref().and_then(|guide| guide.0.failure());
+            return Some(FinishReason::Failed(of_guide.unwrap_or_else(|| message.to_owned())));
         }
         check_answer(answer, &entry.drafts[..row.n_draft as usize]);
         if !answer.prompt_logprobs.is_empty() {

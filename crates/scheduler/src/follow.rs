@@ -37,8 +37,9 @@ impl Entry {
         }
         let guide = &mut self.guide.as_mut()?.0;
         if !guide.accept(token) {
-            let why = format!("token {token} was chosen, which the request's grammar forbids");
-            return Some(FinishReason::Failed(why));
+            let forbidden =
+                || format!("token {token} was chosen, which the request's grammar forbids");
+            return Some(FinishReason::Failed(guide.failure().unwrap_or_else(forbidden)));
         }
         guide.is_complete().then_some(FinishReason::GrammarComplete)
     }

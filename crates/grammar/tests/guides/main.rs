@@ -2,6 +2,7 @@
 
 mod limits;
 mod masks;
+mod parser_limits;
 mod scheduled;
 mod walks;
 
