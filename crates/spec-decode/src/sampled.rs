@@ -238,8 +238,8 @@ impl Windows {
     }
 }
 
-/// `max(p - q, 0)` in rows with a `q_row` that is not negative; `p` in the others, and where that is
-/// all zero.
+/// `max(p - q, 0)` in rows with a `q_row` that is not negative; `p` in the others, and where that
+/// is all zero.
 fn residual(p: &Tensor, q: &Tensor, q_rows: &Tensor) -> Result<Tensor, TchError> {
     let has_none = q_rows.f_lt(0)?.f_unsqueeze(-1)?;
     let q = q.f_index_select(0, &q_rows.f_clamp_min(0)?)?.f_to_kind(Kind::Double)?;
