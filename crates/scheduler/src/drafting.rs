@@ -109,7 +109,7 @@ pub struct DraftingCosts {
 
 impl Default for AdaptiveDrafting {
     fn default() -> Self {
-        let costs = DraftingCosts { step: 580, request: 96, draft_step: 275, draft: 90 };
+        let costs = DraftingCosts { step: 520, request: 100, draft_step: 150, draft: 160 };
         Self { costs, probe_share: 64 }
     }
 }

@@ -3,7 +3,7 @@
 #[path = "../benches/drafting/replay.rs"]
 mod replay;
 
-use scheduler::{AdaptiveDrafting, DraftPolicy};
+use scheduler::{AdaptiveDrafting, DraftPolicy, DraftingCosts};
 
 use crate::replay::{K_MAX, best_fixed, replay, workloads};
 
@@ -36,7 +36,9 @@ fn adaptive_drafting_keeps_up_with_the_best_fixed_length() {
 
 #[test]
 fn hopeless_drafts_are_only_probed() {
-    let rule = AdaptiveDrafting::default();
+    // A draft costs less than a step of 64 requests, so that probes pay there as well.
+    let costs = DraftingCosts { step: 580, request: 96, draft_step: 275, draft: 90 };
+    let rule = AdaptiveDrafting { costs, ..AdaptiveDrafting::default() };
     let policy = DraftPolicy::Adaptive(rule);
     let hopeless = workloads().into_iter().find(|workload| workload.name == "0 %");
     let hopeless = hopeless.expect("it is among them");

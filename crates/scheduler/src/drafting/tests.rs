@@ -25,6 +25,11 @@ const COSTS: [[u32; 4]; 6] = [
     [1, 1, 10, 10],
     [MAX_COST; 4],
 ];
+/// Costs of a machine on which drafts pay longer than by the default.
+fn cheap() -> AdaptiveDrafting {
+    adaptive(COSTS[0])
+}
+
 const BATCHES: [u32; 7] = [0, 1, 2, 16, 64, 1024, u32::MAX];
 
 #[test]
@@ -54,7 +59,7 @@ fn the_length_has_the_most_tokens_by_cost() {
 
 #[test]
 fn lengths_rise_with_acceptance_and_fall_with_the_batch() {
-    let rule = AdaptiveDrafting::default();
+    let rule = cheap();
     for n_running in BATCHES {
         let lengths = rates().map(|rate| rule.draft_length(8, &accepting(rate), n_running));
         assert!(lengths.is_sorted(), "{n_running} requests");
@@ -101,7 +106,7 @@ fn a_steady_acceptance_is_found() {
 
 #[test]
 fn one_draft_is_tried_when_the_steps_since_the_last_one_cost_enough() {
-    let policy = DraftPolicy::default();
+    let policy = DraftPolicy::Adaptive(cheap());
     // A step without drafts costs 6,724 and a draft position 6,035, which counts as 6,412, with 64
     // requests; 676, 365 and 388 with one.
     for (n_running, interval) in [(64, 62), (1, 37)] {
@@ -125,7 +130,7 @@ fn nothing_is_tried_where_not_even_an_accepted_draft_pays() {
 
 #[test]
 fn a_request_whose_drafts_become_good_drafts_again() {
-    let policy = DraftPolicy::default();
+    let policy = DraftPolicy::Adaptive(cheap());
     let mut acceptance = Acceptance::default();
     (0..1000).for_each(|_| acceptance.record(3, 0));
     (0..1000).for_each(|_| acceptance.record(0, 0));
