@@ -39,6 +39,7 @@ impl ControlService for Control {
             has_tokenizer: self.has_tokenizer,
             index_topk: model.index_topk,
             index_share: model.index_share,
+            synthetic_acceptance: model.synthetic_acceptance,
         }))
     }
 

@@ -127,5 +127,11 @@ pub(crate) fn stats(engine: &EngineHandle, has_indexer: bool) -> control::GetSta
         evicted_blocks: scheduler.blocks.n_evictions,
         prefix_queried_tokens: scheduler.n_prefix_queried_tokens,
         prefix_hit_tokens: scheduler.n_prefix_hit_tokens,
+        preempted_requests: u32::try_from(scheduler.n_preempted).unwrap_or(u32::MAX),
+        computed_tokens: scheduler.n_computed_tokens,
+        shared_prompt_tokens: scheduler.n_shared_tokens,
+        decode_steps: scheduler.n_decode_steps,
+        prefill_steps: scheduler.n_prefill_steps,
+        mixed_steps: scheduler.n_mixed_steps,
     }
 }

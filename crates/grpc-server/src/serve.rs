@@ -44,6 +44,8 @@ pub struct ModelInfo {
     pub index_topk: u32,
     /// Whether draft steps after the first reuse its selection of keys.
     pub index_share: bool,
+    /// Whether drafts are accepted by a schedule instead of by the model.
+    pub synthetic_acceptance: bool,
 }
 
 /// What is served.

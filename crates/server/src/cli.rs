@@ -43,6 +43,17 @@ pub(crate) struct EngineArgs {
     /// with sparse attention, instead of running their indexer again
     #[arg(long, value_enum, default_value_t = IndexShareArg::Auto)]
     pub(crate) index_share: IndexShareArg,
+    /// Whether drafts are the MTP layers' likeliest tokens, or drawn from their distribution at the
+    /// request's temperature; either way outputs have the target's distribution
+    #[arg(long, value_enum, default_value_t = DraftSamplingArg::Greedy)]
+    pub(crate) draft_sampling: DraftSamplingArg,
+    /// For benches: accept drafts by a schedule with this mean length of a step's run, 1 to
+    /// --num-speculative-tokens + 1, instead of by the model; the texts mean nothing then
+    #[arg(long, conflicts_with = "spec_decode_acceptance_rate")]
+    pub(crate) spec_decode_acceptance_length: Option<f64>,
+    /// The same by the share of accepted drafts, 0 to 1
+    #[arg(long)]
+    pub(crate) spec_decode_acceptance_rate: Option<f64>,
     /// Compute and KV cache dtype [default: the checkpoint's]
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
@@ -252,6 +263,22 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0);
     let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     duration.ok_or_else(|| "give a number of seconds above 0".to_owned())
+}
+
+impl EngineArgs {
+    /// Whether drafts are accepted by a schedule instead of by the model.
+    pub(crate) fn is_synthetic(&self) -> bool {
+        self.spec_decode_acceptance_length.or(self.spec_decode_acceptance_rate).is_some()
+    }
+}
+
+/// How drafts are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DraftSamplingArg {
+    /// The likeliest tokens
+    Greedy,
+    /// Drawn
+    Sampled,
 }
 
 /// How the number of drafts is found.

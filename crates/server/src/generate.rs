@@ -174,6 +174,10 @@ fn print(
     let text = tokenizer.map(|tokenizer| text(tokenizer, &args.stop, &generation.token_ids));
     if args.json {
         let mut object = to_json(generation, text, indexer);
+        if args.engine.is_synthetic() {
+            // The text means nothing, and nobody should take it for a measurement of the model.
+            object["synthetic_acceptance"] = json!(true);
+        }
         if args.sampling.logprobs.is_some() {
             object["logprobs"] = generation.logprobs.iter().map(logprobs_json).collect();
         }

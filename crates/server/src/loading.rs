@@ -7,14 +7,15 @@ use anyhow::{Context, Result, anyhow, ensure};
 use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
 use engine_types::OutputMode;
 use model_config::{ConfigSummary, ModelConfig, RawConfig, StoredDtype};
-use model_runner::{IndexCacheDtype, Runner, RunnerError, RunnerOptions};
+use model_runner::{DraftSampling, IndexCacheDtype, Runner, RunnerError, RunnerOptions};
 use models::{ComputeDtype, LoadOptions};
 use scheduler::{DraftPolicy, SchedulerConfig, SchedulingPolicy};
-use spec_decode::IndexShare;
+use spec_decode::{IndexShare, SyntheticAcceptance};
 use tokenization::Tokenizer;
 
 use crate::cli::{
-    DraftingArg, Dtype, EngineArgs, IndexCacheArg, IndexShareArg, OutputModeArg, PolicyArg,
+    DraftSamplingArg, DraftingArg, Dtype, EngineArgs, IndexCacheArg, IndexShareArg, OutputModeArg,
+    PolicyArg,
 };
 
 /// Steps of waiting that make up for one level of priority where no flag says it.
@@ -59,7 +60,7 @@ pub(crate) fn start_engine(args: &EngineArgs, drafting: DraftingArg) -> Result<L
     let model = open_model(&args.model, args.dtype)?;
     let drafting = args.drafting.unwrap_or(drafting);
     let scheduler = scheduler_config(args, drafting, &model.config)?;
-    let options = runner_options(args);
+    let options = runner_options(args)?;
     if args.max_num_batched_tokens <= args.num_speculative_tokens {
         tracing::warn!(
             max_num_batched_tokens = args.max_num_batched_tokens,
@@ -127,8 +128,8 @@ fn scheduler_config(
     })
 }
 
-fn runner_options(args: &EngineArgs) -> RunnerOptions {
-    RunnerOptions {
+fn runner_options(args: &EngineArgs) -> Result<RunnerOptions> {
+    Ok(RunnerOptions {
         block_size: args.block_size,
         num_blocks: args.num_blocks,
         kv_cache_bytes: args.kv_cache_memory.saturating_mul(1 << 20),
@@ -145,8 +146,30 @@ fn runner_options(args: &EngineArgs) -> RunnerOptions {
             IndexCacheArg::Auto => IndexCacheDtype::Auto,
             IndexCacheArg::Fp8 => IndexCacheDtype::Fp8,
         },
+        draft_sampling: match args.draft_sampling {
+            DraftSamplingArg::Greedy => DraftSampling::Greedy,
+            DraftSamplingArg::Sampled => DraftSampling::Sampled,
+        },
+        synthetic_acceptance: synthetic_acceptance(args)?,
         ..RunnerOptions::default()
-    }
+    })
+}
+
+fn synthetic_acceptance(args: &EngineArgs) -> Result<Option<SyntheticAcceptance>> {
+    let k = args.num_speculative_tokens as usize;
+    let by_length = args.spec_decode_acceptance_length.map(|length| {
+        SyntheticAcceptance::from_length(length, k).context("--spec-decode-acceptance-length")
+    });
+    let by_rate = args.spec_decode_acceptance_rate.map(|rate| {
+        SyntheticAcceptance::from_rate(rate, k).context("--spec-decode-acceptance-rate")
+    });
+    let schedule = by_length.or(by_rate).transpose()?;
+    ensure!(
+        schedule.is_none() || k > 0,
+        "--spec-decode-acceptance-length and -rate: there are no drafts to accept; give \
+         --num-speculative-tokens"
+    );
+    Ok(schedule)
 }
 
 /// Reads the weights and allocates the KV caches.
@@ -165,6 +188,9 @@ pub(crate) fn load_runner(
             "--index-cache-dtype fp8: the config has no index_topk: attention is dense and has no \
              index keys; give --index-cache-dtype auto"
         ),
+        RunnerError::DraftSampling { reason } => {
+            anyhow!("--draft-sampling sampled: {reason}; give --draft-sampling greedy")
+        }
         error => error.into(),
     })
 }

@@ -23,7 +23,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let service = Service {
         engine: handle,
         tokenizer: model.tokenizer.clone(),
-        model: ModelInfo { index_share, ..model_info(args, &model) },
+        model: ModelInfo {
+            index_share,
+            synthetic_acceptance: args.engine.is_synthetic(),
+            ..model_info(args, &model)
+        },
     };
     let drain_timeout = Duration::from_secs(args.drain_timeout);
     let config = ServeConfig { drain_timeout, ..ServeConfig::default() };

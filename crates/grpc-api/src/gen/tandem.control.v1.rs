@@ -37,6 +37,10 @@ pub struct GetModelInfoResponse {
     /// Whether draft steps after the first reuse its selection of keys, as the engine runs.
     #[prost(bool, tag = "10")]
     pub index_share: bool,
+    /// Whether drafts are accepted by a schedule instead of by the model, for benches: the texts mean
+    /// nothing then.
+    #[prost(bool, tag = "11")]
+    pub synthetic_acceptance: bool,
 }
 /// Empty.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -78,7 +82,7 @@ pub struct GetStatsResponse {
     /// Requests that are being worked on.
     #[prost(uint32, tag = "2")]
     pub running_requests: u32,
-    /// Requests that wait.
+    /// Requests that wait, preempted ones included.
     #[prost(uint32, tag = "3")]
     pub waiting_requests: u32,
     /// KV blocks that requests hold. What is neither used nor cached is free.
@@ -123,6 +127,24 @@ pub struct GetStatsResponse {
     /// How many of prefix_queried_tokens it had; the quotient of the two is its hit rate.
     #[prost(uint64, tag = "17")]
     pub prefix_hit_tokens: u64,
+    /// Requests among the waiting ones that have given their blocks up to others.
+    #[prost(uint32, tag = "18")]
+    pub preempted_requests: u32,
+    /// Tokens computed, drafts apart; those of a preempted request again.
+    #[prost(uint64, tag = "19")]
+    pub computed_tokens: u64,
+    /// Prompt tokens that outputs of one request got from each other (n above 1).
+    #[prost(uint64, tag = "20")]
+    pub shared_prompt_tokens: u64,
+    /// Steps that only continued outputs.
+    #[prost(uint64, tag = "21")]
+    pub decode_steps: u64,
+    /// Steps that only read prompts, or recomputed after a preemption.
+    #[prost(uint64, tag = "22")]
+    pub prefill_steps: u64,
+    /// Steps that did both.
+    #[prost(uint64, tag = "23")]
+    pub mixed_steps: u64,
 }
 /// Work of the indexers by the kind of the forward pass. A step that failed adds nothing.
 #[derive(Clone, PartialEq, ::prost::Message)]

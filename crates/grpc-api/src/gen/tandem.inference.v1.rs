@@ -111,7 +111,9 @@ pub struct SamplingParams {
     #[prost(uint32, optional, tag = "3")]
     pub top_k: ::core::option::Option<u32>,
     /// Makes the choices reproducible: they follow from the seed, the prompt and the parameters,
-    /// whatever else the server does and however it drafts. Absent is another one each time.
+    /// whatever else the server does and however many drafts it makes. Where the server draws its
+    /// drafts instead of choosing the likeliest, they follow from the numbers of drafts as well. Absent
+    /// is another one each time.
     #[prost(uint64, optional, tag = "4")]
     pub seed: ::core::option::Option<u64>,
     /// Number of independent outputs, 1 to 128. Absent is 1. Each counts as a request in the queue.

@@ -41,7 +41,17 @@ async fn cached_tokens_of_stream(server: &Server, request: GenerateStreamRequest
 async fn stats(server: &Server) -> GetStatsResponse {
     server.wait_until_empty().await;
     let mut control = ControlServiceClient::new(server.channel.clone());
-    control.get_stats(GetStatsRequest {}).await.unwrap().into_inner()
+    let stats = control.get_stats(GetStatsRequest {}).await.unwrap().into_inner();
+    let n_by_kind = stats.decode_steps + stats.prefill_steps + stats.mixed_steps;
+    assert_eq!(n_by_kind, stats.steps, "each step is of one kind");
+    // Every token but a request's last one is computed or cached.
+    let n_known = stats.prompt_tokens + stats.completion_tokens - stats.finished_requests;
+    let n_told = stats.computed_tokens
+        + stats.speculation.as_ref().unwrap().accepted_tokens
+        + stats.prefix_hit_tokens
+        + stats.shared_prompt_tokens;
+    assert_eq!((n_told, stats.preempted_requests), (n_known, 0));
+    stats
 }
 
 async fn has_prefix_caching(server: &Server) -> bool {
