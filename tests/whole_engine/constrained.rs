@@ -35,7 +35,7 @@ fn outputs_keep_to_their_grammar(checkpoint: Checkpoint) {
             constrained.check(idx, &done).unwrap()
         });
         let texts: Vec<String> = texts.collect();
-        let is_greedy = |idx: &usize| idx / Constrained::N % 2 == 0;
+        let is_greedy = |idx: &usize| (idx / Constrained::N).is_multiple_of(2);
         greedy.push((0..N_REQUESTS).filter(is_greedy).map(|idx| texts[idx].clone()).collect());
     }
     assert_eq!(greedy[0], greedy[1], "drafts change no text");
