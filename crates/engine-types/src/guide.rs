@@ -41,11 +41,11 @@ pub trait StopTexts: Send + fmt::Debug {
     fn push(&mut self, token: TokenId) -> Option<usize>;
 }
 
-/// A boxed [`Guide`] that can be cloned with its request; equal to none but itself.
+/// A boxed [`Guide`] that can be cloned with its request.
 #[derive(Debug)]
 pub struct BoxedGuide(pub Box<dyn Guide>);
 
-/// Boxed [`StopTexts`] that can be cloned with their request; equal to none but themselves.
+/// Boxed [`StopTexts`] that can be cloned with their request.
 #[derive(Debug)]
 pub struct BoxedStopTexts(pub Box<dyn StopTexts>);
 

@@ -17,24 +17,13 @@ pub enum Purpose {
     Draft,
 }
 
-/// Keeps draws apart from seeds that are derived with the same key.
-const DRAWS: u32 = 0;
-const SEEDS: u32 = 1;
-
 /// A uniform number in `[0, 1)`, a multiple of 2^-53, for the token at `position` of a request.
 #[must_use]
 pub fn uniform(seed: u64, position: u64, purpose: Purpose) -> f64 {
     let [low, high] = halves(position);
-    let [a, b, ..] = philox4x32([low, high, purpose as u32, DRAWS], halves(seed));
+    let [a, b, ..] = philox4x32([low, high, purpose as u32, 0], halves(seed));
     let bits = (u64::from(a) << 21) | (u64::from(b) >> 11);
     bits as f64 * (-53f64).exp2()
-}
-
-/// The seed of copy `copy` of a request that asks for several completions.
-#[must_use]
-pub fn seed_of_copy(seed: u64, copy: u32) -> u64 {
-    let [a, b, ..] = philox4x32([copy, 0, 0, SEEDS], halves(seed));
-    (u64::from(a) << 32) | u64::from(b)
 }
 
 fn halves(value: u64) -> [u32; 2] {
@@ -114,7 +103,5 @@ mod tests {
         assert_ne!(base, uniform(1 | 1 << 40, 2, Purpose::Sample));
         assert_ne!(base, uniform(1, 2 | 1 << 40, Purpose::Sample));
         assert_ne!(base, uniform(1, 2, Purpose::Draft));
-        assert_ne!(seed_of_copy(9, 0), seed_of_copy(9, 1));
-        assert_eq!(seed_of_copy(9, 1), seed_of_copy(9, 1));
     }
 }
