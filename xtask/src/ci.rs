@@ -1,12 +1,16 @@
 //! `cargo xtask ci`: what a change must pass.
 
+use std::process::Command;
+
 use anyhow::{Result, bail};
 
 use crate::test::{CONTROL, DEVICE};
-use crate::{codegen, process, setup, test, tidy, workspace};
+use crate::{codegen, process, setup, test, tidy, tools, workspace};
 
 pub(crate) const HELP: &str = "\
-  lint          format, tidy, generated code, clippy and docs of what builds without libtorch
+  lint          format, tidy, proto, generated code, clippy and docs of what builds without
+                libtorch
+  proto         buf's rules for proto/, and what breaks clients of the last release tag
   device-lint   clippy and docs of the rest
 
 Without an argument: lint, then every test, then device-lint.";
@@ -19,16 +23,34 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
             device_lint()
         }),
         ["lint"] => lint(),
+        ["proto"] => proto(),
         ["device-lint"] => device_lint(),
-        _ => bail!("ci takes lint, device-lint or nothing, not `{}`", args.join(" ")),
+        _ => bail!("ci takes lint, proto, device-lint or nothing, not `{}`", args.join(" ")),
     }
 }
 
 fn lint() -> Result<()> {
     process::stage("format", || process::run(&mut process::cargo(["fmt", "--all", "--check"])))?;
     process::stage("tidy", || tidy::run(&[]))?;
+    process::stage("proto", proto)?;
     process::stage("generated code", || codegen::run(&["--check".to_owned()]))?;
     clippy_and_docs(CONTROL, &[])
+}
+
+fn proto() -> Result<()> {
+    let buf = |args: &[&str]| {
+        process::run(Command::new(tools::buf()?).args(args).current_dir(workspace::root()))
+    };
+    buf(&["lint", "proto"])?;
+    buf(&["format", "--diff", "--exit-code", "proto"])?;
+    let mut tags = Command::new("git");
+    tags.args(["tag", "--list", "v*", "--merged", "HEAD", "--sort=-version:refname"]);
+    let tags = process::output(tags.current_dir(workspace::root()))?;
+    let Some(last) = tags.lines().next() else {
+        eprintln!("there is no release tag yet that proto/ could break with");
+        return Ok(());
+    };
+    buf(&["breaking", "proto", "--against", &format!(".git#tag={last},subdir=proto")])
 }
 
 fn device_lint() -> Result<()> {

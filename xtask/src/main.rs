@@ -12,6 +12,7 @@ mod setup;
 mod sim;
 mod test;
 mod tidy;
+mod tools;
 mod workspace;
 
 use std::process::ExitCode;
@@ -51,14 +52,14 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "test",
-        usage: "[control|device]",
+        usage: "[control|device|clients]",
         about: "Every test, cheapest first",
         help: test::HELP,
         run: test::run,
     },
     Task {
         name: "ci",
-        usage: "[lint|device-lint]",
+        usage: "[lint|proto|device-lint]",
         about: "Everything that a change must pass, cheapest first",
         help: ci::HELP,
         run: ci::run,

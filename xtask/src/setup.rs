@@ -136,7 +136,7 @@ fn provide(device: Device) -> Result<()> {
         "setup knows the wheels for Linux on x86_64 only: install PyTorch {VERSION}, \
          then set LIBTORCH_USE_PYTORCH=1"
     );
-    let _lock = lock()?;
+    let _lock = lock(&workspace::root().join(".libtorch-lock"))?;
     // Another setup may have made it meanwhile.
     if say_complete(&folder, device)? {
         return Ok(());
@@ -162,12 +162,13 @@ fn provide(device: Device) -> Result<()> {
     show_loader_path()
 }
 
-/// Keeps a second setup of the same checkout out until this one ends.
-fn lock() -> Result<File> {
-    let file = File::create(workspace::root().join(".libtorch-lock")).context("lock .libtorch")?;
+/// Keeps a second setup of the same files out until this one ends.
+pub(crate) fn lock(path: &Path) -> Result<File> {
+    let reason = || format!("lock {}", path.display());
+    let file = File::create(path).with_context(reason)?;
     if file.try_lock().is_err() {
         eprintln!("another setup is running: waiting for it");
-        file.lock().context("lock .libtorch")?;
+        file.lock().with_context(reason)?;
     }
     Ok(file)
 }
@@ -282,7 +283,7 @@ fn run_python(command: &mut Command) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(process::last_line(&output.stderr)) }
 }
 
-fn remove(folder: &Path) -> Result<()> {
+pub(crate) fn remove(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("remove {}", folder.display()))

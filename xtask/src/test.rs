@@ -1,14 +1,20 @@
 //! `cargo xtask test`: every test, cheapest first.
 
-use anyhow::{Result, bail};
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
 
-use crate::{libtorch, process, setup, sim, workspace};
+use anyhow::{Context, Result, bail};
+
+use crate::{libtorch, process, serve, setup, sim, tools, workspace};
 
 pub(crate) const HELP: &str = "\
   control   what builds without libtorch, and 2,000 seeds of the simulation
   device    what runs on libtorch, and the whole engine (provides libtorch if it is not there)
+  clients   the scripts of tests/clients: other people's clients against the server (installs them
+            into the target folder at the first run; needs npm and python3 with venv)
 
-Without an argument: both. Everything on libtorch is built in release, so that its binding is
+Without an argument: all of them. Everything on libtorch is built in release, so that its binding is
 compiled once for tests, demo and server.";
 
 /// Planes whose crates build without libtorch.
@@ -21,11 +27,13 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => process::stage("every test", || {
             control()?;
-            device()
+            device()?;
+            clients()
         }),
         ["control"] => control(),
         ["device"] => device(),
-        _ => bail!("test takes control, device or nothing, not `{}`", args.join(" ")),
+        ["clients"] => clients(),
+        _ => bail!("test takes control, device, clients or nothing, not `{}`", args.join(" ")),
     }
 }
 
@@ -46,4 +54,39 @@ fn device() -> Result<()> {
         let mut command = process::cargo(["test", "--quiet", "--release"]);
         process::run(command.args(&packages).envs(libtorch::loader_path()?))
     })
+}
+
+fn clients() -> Result<()> {
+    process::stage("libtorch", setup::ensure_libtorch)?;
+    let (tandem, example) = process::stage("build", || {
+        let example = serve::build(&["-p", "grpc-api", "--example", "stream"])?;
+        Ok((serve::build(&["-p", "server"])?, example))
+    })?;
+    let programs = tools::python_programs()?;
+    let buf_folder = tools::buf()?.parent().context("buf lies in no folder")?.to_owned();
+    let path = tools::path_with([programs.clone(), buf_folder])?;
+    for script in client_tests()? {
+        let name = script.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        process::stage(&name, || {
+            let mut python = Command::new(programs.join("python"));
+            python.arg(&script).envs(libtorch::loader_path()?).env("PATH", &path);
+            python.env("TANDEM_BIN", &tandem).env("TANDEM_STREAM_EXAMPLE", &example);
+            process::run(&mut python)
+        })?;
+    }
+    Ok(())
+}
+
+/// The scripts `tests/clients/test_*.py` in the order of their names.
+fn client_tests() -> Result<Vec<PathBuf>> {
+    let files =
+        fs::read_dir(workspace::root().join("tests/clients")).context("list the clients")?;
+    let paths = files.map(|file| Ok(file?.path())).collect::<Result<Vec<_>>>()?;
+    let is_test = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("test_") && name.ends_with(".py")
+    };
+    let mut scripts: Vec<PathBuf> = paths.into_iter().filter(is_test).collect();
+    scripts.sort();
+    Ok(scripts)
 }
