@@ -32,7 +32,7 @@ pub struct EngineSettings {
     pub draft_sampling: DraftSamplingArg,
     /// For benches: accept drafts by a schedule with this mean length of a step's run, 1 to
     /// --num-speculative-tokens + 1, instead of by the model; the texts mean nothing then
-    #[arg(long, conflicts_with = "spec_decode_acceptance_rate")]
+    #[arg(long)]
     pub spec_decode_acceptance_length: Option<f64>,
     /// The same by the share of accepted drafts, 0 to 1
     #[arg(long)]

@@ -39,10 +39,11 @@ impl fmt::Display for SettingsError {
         match self {
             Self::Arguments(error) => error.fmt(f),
             Self::Unreadable { file, source } => {
-                write!(f, "--config {}: cannot be read: {source}", file.display())
+                let file = file.display();
+                write!(f, "{file}: cannot be read: {source}; correct --config or TANDEM_CONFIG")
             }
             Self::NotToml { file, source } => {
-                write!(f, "--config {}: {}", file.display(), source.to_string().trim_end())
+                write!(f, "{}: {}", file.display(), source.to_string().trim_end())
             }
             Self::Faults(faults) => f.write_str(&faults.join("\n")),
         }

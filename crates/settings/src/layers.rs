@@ -35,7 +35,8 @@ impl Sources {
 
 /// A value and the place that it is from, as an error names it.
 struct Value {
-    text: OsString,
+    /// None if it is no single value.
+    text: Option<OsString>,
     place: String,
 }
 
@@ -68,9 +69,8 @@ pub fn parse<C: Parser>(
             if !(name == SERVE || key.section == ENGINE) || !is_open(command, given, &key.name) {
                 continue;
             }
-            if let Some(argument) = argument(&key, &value.text) {
-                args.insert(2, argument);
-            }
+            let text = value.text.unwrap_or_default();
+            args.splice(2..2, argument(&key, &text));
             sources.0.insert(key.name, value.place);
         }
     }
@@ -103,14 +103,15 @@ fn read(
     let file = file.map(|file| file.display().to_string()).unwrap_or_default();
     let (mut values, mut faults) = (Vec::new(), Vec::new());
     for key in tree::keys() {
-        let in_file = table.get_mut(&key.section).and_then(toml::Value::as_table_mut);
-        let in_file = in_file.and_then(|section| section.remove(&key.name)).map(|value| Value {
+        let section = table.get_mut(&key.section).and_then(toml::Value::as_table_mut);
+        let value = section.and_then(|section| section.remove(&key.name));
+        let in_file = value.map(|value| Value {
             text: to_text(&value),
             place: format!("{}.{} in {file}", key.section, key.name),
         });
         let variable = key.variable();
         let in_environment =
-            variables.remove(&variable).map(|text| Value { text, place: variable });
+            variables.remove(&variable).map(|text| Value { text: Some(text), place: variable });
         for value in [&in_file, &in_environment].into_iter().flatten() {
             faults.extend(check(&key, value));
         }
@@ -130,9 +131,14 @@ fn read_file(file: &Path) -> Result<toml::Table, SettingsError> {
     parsed.map_err(|source| SettingsError::NotToml { file: file.to_owned(), source })
 }
 
-/// A value of a file as its flag takes it.
-fn to_text(value: &toml::Value) -> OsString {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned).into()
+/// A value of a file as its flag takes it; none if it is several.
+fn to_text(value: &toml::Value) -> Option<OsString> {
+    let text = match value {
+        toml::Value::String(text) => text.clone(),
+        toml::Value::Array(_) | toml::Value::Table(_) => return None,
+        value => value.to_string(),
+    };
+    Some(text.into())
 }
 
 /// The flag with its value; a switch that is off is no flag.
@@ -148,6 +154,7 @@ fn argument(key: &Key, text: &OsStr) -> Option<OsString> {
 
 /// What the flag has against a value.
 fn check(key: &Key, Value { text, place }: &Value) -> Option<String> {
+    let Some(text) = text else { return Some(format!("{place}: give a single value")) };
     let shown = text.to_string_lossy();
     if key.is_switch() {
         let is_known = matches!(&*shown, "true" | "false");

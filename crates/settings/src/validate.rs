@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::PathBuf;
 
 use crate::sections::is_public;
 use crate::{EngineSettings, MetricsCompatArg, PolicyArg, ServeSettings, SettingsError, Sources};
@@ -29,6 +29,19 @@ impl EngineSettings {
             let name = sources.name("--long-prefill-token-threshold", threshold);
             let block_size = sources.name("--block-size", block_size);
             faults.push(format!("{name}: give at least {block_size}, or 0 for no limit"));
+        }
+        let schedules = [
+            ("--spec-decode-acceptance-length", self.spec_decode_acceptance_length),
+            ("--spec-decode-acceptance-rate", self.spec_decode_acceptance_rate),
+        ];
+        let named = |(flag, value): (&str, Option<f64>)| Some(sources.name(flag, value?));
+        let schedules: Vec<String> = schedules.into_iter().filter_map(named).collect();
+        match &schedules[..] {
+            [length, rate] => faults.push(format!("{length}: cannot be used with {rate}")),
+            [name] if self.num_speculative_tokens == 0 => faults.push(format!(
+                "{name}: there are no drafts to accept; give --num-speculative-tokens"
+            )),
+            _ => {}
         }
         faults
     }
@@ -94,9 +107,7 @@ impl ServeSettings {
     /// Settings that mean nothing without another one.
     fn lone_faults(&self, sources: &Sources) -> Vec<String> {
         let Self { tls, auth, http, .. } = self;
-        let path = |path: &Option<std::path::PathBuf>| {
-            path.as_ref().map(|path| path.display().to_string())
-        };
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let (cert, key) = (path(&tls.tls_cert), path(&tls.tls_key));
         let per_key = auth.max_concurrent_per_key.map(|n| n.to_string());
         let metrics = (http.metrics_compat == MetricsCompatArg::Vllm).then(|| "vllm".to_owned());
@@ -125,8 +136,8 @@ impl ServeSettings {
             ("--api-keys-file", &auth.api_keys_file),
             ("--admin-keys-file", &auth.admin_keys_file),
         ];
-        let fault = |(flag, file): (&str, &Option<std::path::PathBuf>)| {
-            let file: &Path = file.as_deref()?;
+        let fault = |(flag, file): (&str, &Option<PathBuf>)| {
+            let file = file.as_ref()?;
             let error = File::open(file).err()?;
             let name = sources.name(flag, file.display());
             Some(format!("{name}: cannot be read: {error}; correct the path or its permissions"))
