@@ -9,10 +9,11 @@ use grpc_api::control::v1::control_service_client::ControlServiceClient;
 use grpc_api::control::v1::{GetStatsRequest, GetStatsResponse};
 use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
 use grpc_api::inference::v1::{GenerateStreamRequest, GenerateStreamResponse};
-use grpc_server::{ModelInfo, ServeConfig, Service};
+use grpc_server::{Port, ServeConfig, Services};
 use model_config::ModelConfig;
 use model_runner::RunnerOptions;
 use models::ComputeDtype;
+use serving::{Frontend, FrontendConfig, InferenceEngine, ModelInfo};
 use tokenization::Tokenizer;
 use tokio::net::TcpListener;
 use tonic::Streaming;
@@ -66,9 +67,11 @@ impl Server {
         let dsa = ModelConfig::load(&checkpoint.dir()?)?.dsa;
         let index_topk = dsa.map_or(Ok(0), |dsa| dsa.index_topk.try_into())?;
         let model = ModelInfo { index_topk, ..ModelInfo::default() };
-        let service = Service { engine: engine.clone(), tokenizer, model };
+        let frontend: Arc<dyn InferenceEngine> =
+            Arc::new(Frontend::new(FrontendConfig::default(), engine.clone(), tokenizer, model));
+        let port = Port { listener, services: Services::own(&frontend, 16 << 20) };
         let forever = std::future::pending();
-        tokio::spawn(grpc_server::serve(listener, ServeConfig::default(), service, forever));
+        tokio::spawn(grpc_server::serve(vec![port], ServeConfig::default(), frontend, forever));
         Ok(Self { engine, address, _thread: thread })
     }
 

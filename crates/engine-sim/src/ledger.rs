@@ -18,6 +18,7 @@ struct Client {
     drafter: Option<SerialDrafter>,
     /// How many tokens had KV in its first row, once it has had one.
     n_cached: Option<u32>,
+    has_started: bool,
     tokens: Vec<TokenId>,
     spec_decode: SpecDecodeStats,
     reason: Option<FinishReason>,
@@ -54,6 +55,7 @@ impl Ledger {
             expected,
             drafter,
             n_cached: None,
+            has_started: false,
             tokens: vec![],
             spec_decode: SpecDecodeStats::default(),
             reason: None,
@@ -66,6 +68,7 @@ impl Ledger {
     /// prefix cache.
     pub(crate) fn start(&mut self, id: RequestId, n_computed: u32, is_shared: bool) {
         let client = self.clients.get_mut(&id).expect("only accepted requests start");
+        assert!(client.has_started, "a request starts with its first row");
         if client.n_cached.is_none() {
             client.n_cached = Some(n_computed);
             if is_shared {
@@ -107,7 +110,12 @@ impl Ledger {
         let client = self.clients.get_mut(&id).expect("only accepted requests have events");
         assert!(client.reason.is_none(), "{id}: an event after the last one");
         match event {
+            RequestEvent::Started { .. } => {
+                assert!(!client.has_started, "{id}: starts again");
+                client.has_started = true;
+            }
             RequestEvent::Tokens(event) => {
+                assert!(client.has_started, "{id}: tokens before its start");
                 client.read_tokens(&event);
                 self.spec_decode.record_step(event.drafts.len(), event.n_accepted as usize);
                 self.n_tokens += event.tokens.len() as u64;

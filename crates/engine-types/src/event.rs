@@ -64,6 +64,12 @@ pub struct Usage {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RequestEvent {
+    /// The request's first step is planned: it waits no longer. Comes once, before any other event,
+    /// unless the request ends without a step.
+    Started {
+        /// Which request.
+        request_id: RequestId,
+    },
     /// A step committed tokens.
     Tokens(TokensEvent),
     /// A step computed log probabilities of the prompt, if the request asks for them.
@@ -93,9 +99,9 @@ impl RequestEvent {
     pub fn request_id(&self) -> RequestId {
         match self {
             Self::Tokens(event) => event.request_id,
-            Self::PromptLogprobs { request_id, .. } | Self::Finished { request_id, .. } => {
-                *request_id
-            }
+            Self::Started { request_id }
+            | Self::PromptLogprobs { request_id, .. }
+            | Self::Finished { request_id, .. } => *request_id,
         }
     }
 }

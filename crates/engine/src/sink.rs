@@ -40,12 +40,12 @@ pub struct Events {
     finished: Receiver<RequestEvent>,
 }
 
-/// A sink with room for `capacity` events before `Finished`, and its reading end.
+/// A sink with room for `capacity` events besides the request's start and end, and its reading end.
 ///
 /// A reader that lets more than that pile up has its request aborted.
 #[must_use]
 pub fn channel(capacity: usize) -> (ChannelSink, Events) {
-    let (sender, receiver) = sync_channel(capacity);
+    let (sender, receiver) = sync_channel(capacity + 1);
     let (finished_sender, finished) = sync_channel(1);
     (ChannelSink { sender, finished: finished_sender }, Events { receiver, finished })
 }

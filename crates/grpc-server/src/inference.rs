@@ -2,117 +2,36 @@
 
 use std::sync::Arc;
 
-use engine::{EngineHandle, EventSink};
-use engine_types::{BoxedStopTexts, Request as EngineRequest, RequestId, TokenId};
 use grpc_api::inference::v1 as pb;
 use grpc_api::inference::v1::inference_service_server::InferenceService;
-use tokenization::Tokenizer;
-use tokio::time::Instant;
-use tokio_stream::StreamExt;
-use tonic::metadata::MetadataMap;
+use serving::{CallContext, InferenceEngine, Messages, status};
 use tonic::{Request, Response, Status};
 
-use crate::call::{self, Call, CallOptions};
-use crate::constraint::Constraints;
-use crate::output::Output;
-use crate::prompt::PromptEncoder;
-use crate::status;
-use crate::timeout::timeout_of;
-use crate::validate::{Valid, validate};
-
-/// The service's state.
-pub(crate) struct Inference {
-    engine: EngineHandle,
-    prompts: PromptEncoder,
-    constraints: Constraints,
-    max_buffered_steps: usize,
-}
-
-impl Inference {
-    pub(crate) fn new(
-        engine: EngineHandle,
-        tokenizer: Option<Arc<Tokenizer>>,
-        eos_token_ids: &[TokenId],
-        max_buffered_steps: usize,
-    ) -> Self {
-        let constraints = Constraints::new(tokenizer.as_deref(), eos_token_ids);
-        let prompts = PromptEncoder::new(tokenizer, engine.limits().max_model_len);
-        Self { engine, prompts, constraints, max_buffered_steps }
-    }
-
-    /// Checks a request and hands it to the engine.
-    async fn start(
-        &self,
-        metadata: &MetadataMap,
-        mut request: pb::GenerateStreamRequest,
-    ) -> Result<Call, Status> {
-        let deadline = timeout_of(metadata).map(|timeout| Instant::now() + timeout);
-        let (prompt, field) = self.prompts.ids(request.prompt.take()).await?;
-        let tokenizer = self.prompts.tokenizer.as_deref();
-        let valid = validate((&prompt, field), &request, &self.engine, tokenizer.is_some())?;
-        let Valid { mut params, n_outputs, stops } = valid;
-        let guide = self.constraints.guide(request.constraint.take()).await?;
-        if params.temperature > 0.0 && params.seed.is_none() {
-            let seed = getrandom::u64().map_err(|error| status::internal(&error.to_string()))?;
-            params.seed = Some(seed);
-        }
-        let detector = tokenizer
-            .filter(|_| !stops.texts.is_empty())
-            .map(|tokenizer| BoxedStopTexts(Box::new(tokenizer.stop_text_detector(&stops.texts))));
-        let options = CallOptions {
-            text: tokenizer.map(|tokenizer| tokenizer.output_text(&stops)),
-            deadline,
-            prompt: params.prompt_logprobs.map_or_else(Vec::new, |_| prompt.clone()),
-        };
-        let (sinks, outputs) = self.outputs(n_outputs);
-        let request = EngineRequest {
-            cache_salt: request.cache_salt.map(String::into_bytes),
-            priority: request.priority.unwrap_or(0),
-            guide,
-            stop_texts: detector,
-            siblings: outputs[1..].iter().map(|output| output.id).collect(),
-            ..EngineRequest::new(outputs[0].id, prompt, params)
-        };
-        self.engine
-            .submit_all(request, sinks, deadline.map(Instant::into_std))
-            .map_err(|error| status::refused(&error))?;
-        Ok(Call::new(outputs, options))
-    }
-
-    /// Both ends of `n_outputs` outputs, each with an id of its own.
-    fn outputs(&self, n_outputs: u32) -> (Vec<Box<dyn EventSink>>, Vec<Output>) {
-        let output = |_| {
-            let id = self.engine.next_request_id();
-            let (sink, output) = Output::new(self.engine.clone(), id, self.max_buffered_steps);
-            (Box::new(sink) as Box<dyn EventSink>, output)
-        };
-        (0..n_outputs).map(output).unzip()
-    }
-}
+/// The service over an engine.
+pub(crate) struct Inference(pub(crate) Arc<dyn InferenceEngine>);
 
 #[tonic::async_trait]
 impl InferenceService for Inference {
-    type GenerateStreamStream = Call;
+    type GenerateStreamStream = Messages;
 
     async fn generate_stream(
         &self,
         request: Request<pb::GenerateStreamRequest>,
-    ) -> Result<Response<Call>, Status> {
-        let (metadata, _, request) = request.into_parts();
-        Ok(Response::new(self.start(&metadata, request).await?))
+    ) -> Result<Response<Messages>, Status> {
+        let context = CallContext::of(&request);
+        Ok(Response::new(self.0.generate(context, request.into_inner()).await?))
     }
 
     async fn generate(
         &self,
         request: Request<pb::GenerateRequest>,
     ) -> Result<Response<pb::GenerateResponse>, Status> {
-        let (metadata, _, request) = request.into_parts();
-        let mut call = self.start(&metadata, streamed(request)).await?;
-        let mut reply = call.empty_reply();
-        while let Some(message) = call.next().await {
-            call::add_to_reply(&mut reply, message?);
-        }
-        Ok(Response::new(reply))
+        let context = CallContext::of(&request);
+        let request = streamed(request.into_inner());
+        let n_outputs = request.sampling.as_ref().and_then(|sampling| sampling.n).unwrap_or(1);
+        let messages = self.0.generate(context, request).await?;
+        let has_text = self.0.model_info()?.has_tokenizer;
+        serving::whole_reply(messages, n_outputs, has_text).await.map(Response::new)
     }
 
     async fn abort_request(
@@ -120,7 +39,7 @@ impl InferenceService for Inference {
         request: Request<pb::AbortRequestRequest>,
     ) -> Result<Response<pb::AbortRequestResponse>, Status> {
         let id = request.into_inner().request_id;
-        if self.engine.abort(RequestId(id)) {
+        if self.0.abort(id) {
             Ok(Response::new(pb::AbortRequestResponse {}))
         } else {
             Err(status::unknown_request(id))

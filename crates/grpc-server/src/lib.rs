@@ -1,48 +1,35 @@
-//! The gRPC service over an engine handle.
+//! The own API over gRPC, and the ports of a server.
 //!
-//! **Owns** the way from proto messages to requests and back: validation with the field's name,
-//! tokenization, seeds where none is given, one message for each step of an output, deadlines,
-//! status codes, health, draining. **Must not know** scheduling or tensors; it sees the engine
-//! through [`EngineHandle`] alone.
+//! **Owns** the services of `tandem.inference.v1` and `tandem.control.v1`, ports with any gRPC
+//! services on them, health and draining. **Must not know** how an engine works; it sees one through
+//! [`InferenceEngine`](serving::InferenceEngine) alone.
 //!
 //! Invariants:
-//! * A call that ends, however it ends, ends its request: [`EngineHandle::abort`] runs when the
-//!   call's state is dropped, also while the request is queued.
-//! * Each stream's buffer is bounded; a reader that falls behind loses its request, never delays
-//!   another's \[INV-9].
-//! * This crate alone maps errors to status codes.
+//! * Health says SERVING only while the engine serves: not while it loads, drains or is dead.
+//! * A call that its client leaves is dropped, which ends its request.
 //!
 //! # Example
 //!
-//! Serving until a future resolves (with any [`StepExecutor`](engine_types::StepExecutor)):
+//! Serving until a future resolves:
 //!
 //! ```no_run
-//! # async fn example(engine: engine::EngineHandle) -> Result<(), Box<dyn std::error::Error>> {
-//! use grpc_server::{ModelInfo, ServeConfig, Service};
+//! # async fn example(
+//! #     engine: std::sync::Arc<dyn serving::InferenceEngine>,
+//! # ) -> Result<(), Box<dyn std::error::Error>> {
+//! use grpc_server::{Port, ServeConfig, Services};
 //!
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-//! let model = ModelInfo { served_model_name: "tiny".into(), ..ModelInfo::default() };
-//! let service = Service { engine, tokenizer: None, model };
+//! let port = Port { listener, services: Services::own(&engine, 16 << 20) };
 //! let stop = async { tokio::signal::ctrl_c().await.unwrap_or_default() };
-//! grpc_server::serve(listener, ServeConfig::default(), service, stop).await?;
+//! grpc_server::serve(vec![port], ServeConfig::default(), engine, stop).await?;
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! [`EngineHandle`]: engine::EngineHandle
-//! [`EngineHandle::abort`]: engine::EngineHandle::abort
 
-mod call;
-mod constraint;
 mod control;
-mod convert;
 mod inference;
-mod kv_events;
-mod output;
-mod prompt;
+mod port;
 mod serve;
-mod status;
-mod timeout;
-mod validate;
 
-pub use serve::{ModelInfo, ServeConfig, ServeError, Service, serve};
+pub use port::{Port, Services};
+pub use serve::{ServeConfig, ServeError, serve};

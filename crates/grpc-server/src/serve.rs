@@ -5,70 +5,25 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::EngineHandle;
-use grpc_api::control::v1::control_service_server::ControlServiceServer;
-use grpc_api::inference::v1::inference_service_server::InferenceServiceServer;
-use tokenization::Tokenizer;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use serving::{EngineState, InferenceEngine};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::service::RoutesBuilder;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::control::Control;
-use crate::inference::Inference;
+use crate::port::{Port, Services};
 
-/// How often the engine's state is looked at: bounds how late health shows a death.
+/// How often the engine's state is looked at: bounds how late health shows a change.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 /// How long connections may take to close once no request is left.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Every service name under which health is reported; the empty one is the server as a whole.
-const HEALTH_NAMES: [&str; 3] =
-    ["", "tandem.inference.v1.InferenceService", "tandem.control.v1.ControlService"];
-
-/// What clients are told about the model; the engine knows the rest.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ModelInfo {
-    /// Name under which the server offers the model.
-    pub served_model_name: String,
-    /// Architecture, as the checkpoint names it.
-    pub architecture: String,
-    /// Ids that end an output.
-    pub eos_token_ids: Vec<u32>,
-    /// Compute and KV cache type, such as `bfloat16`.
-    pub dtype: String,
-    /// Keys that a token attends at most; 0 where attention is dense.
-    pub index_topk: u32,
-    /// Whether draft steps after the first reuse its selection of keys.
-    pub index_share: bool,
-    /// Whether drafts are accepted by a schedule instead of by the model.
-    pub synthetic_acceptance: bool,
-}
-
-/// What is served.
-#[derive(Debug)]
-pub struct Service {
-    /// The engine; the server drains it when it stops.
-    pub engine: EngineHandle,
-    /// Without one, prompts are ids and outputs have no text.
-    pub tokenizer: Option<Arc<Tokenizer>>,
-    /// What clients are told about the model.
-    pub model: ModelInfo,
-}
 
 /// How the server behaves.
 #[derive(Clone, Debug)]
 pub struct ServeConfig {
-    /// Largest size of a request message in bytes; a larger one is refused with both sizes.
-    pub max_request_bytes: usize,
-    /// Steps of a stream that may wait for its reader before its request is aborted.
-    pub max_buffered_steps: usize,
-    /// Events of the prefix cache that may wait for the reader of a subscription, at least 1; one
-    /// that falls further behind gets a new snapshot.
-    pub max_buffered_kv_events: usize,
     /// How long running requests may take after the shutdown signal.
     pub drain_timeout: Duration,
     /// How often an idle connection is probed.
@@ -80,9 +35,6 @@ pub struct ServeConfig {
 impl Default for ServeConfig {
     fn default() -> Self {
         Self {
-            max_request_bytes: 16 << 20,
-            max_buffered_steps: 1024,
-            max_buffered_kv_events: 4096,
             drain_timeout: Duration::from_secs(30),
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(10),
@@ -114,91 +66,97 @@ impl std::error::Error for ServeError {
     }
 }
 
-/// Serves on `listener` until `shutdown` resolves, then drains.
+/// Serves on all `ports` until `shutdown` resolves, then drains.
 ///
-/// Draining: health says NOT_SERVING, new requests are UNAVAILABLE, running ones may take
-/// `drain_timeout` and are then aborted; each gets its last message. Health also turns
-/// NOT_SERVING if the engine dies; the server then goes on and refuses requests.
+/// Health says SERVING while the engine serves; NOT_SERVING while it loads or drains, and once it
+/// is dead, when the server goes on and refuses requests. Draining: new requests are UNAVAILABLE,
+/// running ones may take `drain_timeout` and are then aborted; each gets its last message.
 ///
 /// # Errors
 ///
-/// If the transport fails.
+/// If the transport of a port fails.
 pub async fn serve(
-    listener: TcpListener,
+    ports: Vec<Port>,
     config: ServeConfig,
-    service: Service,
+    engine: Arc<dyn InferenceEngine>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
-    let engine = service.engine.clone();
-    let (reporter, health) = tonic_health::server::health_reporter();
-    let mut routes = RoutesBuilder::default();
-    routes.add_service(health);
-    routes.add_service(
-        InferenceServiceServer::new(Inference::new(
-            engine.clone(),
-            service.tokenizer.clone(),
-            &service.model.eos_token_ids,
-            config.max_buffered_steps,
-        ))
-        .max_decoding_message_size(config.max_request_bytes),
-    );
-    routes.add_service(ControlServiceServer::new(Control {
-        engine: engine.clone(),
-        model: service.model,
-        has_tokenizer: service.tokenizer.is_some(),
-        max_request_bytes: config.max_request_bytes,
-        max_buffered_kv_events: config.max_buffered_kv_events,
-    }));
-    report(&reporter, ServingStatus::Serving).await;
-
-    let (drained_sender, drained) = oneshot::channel::<()>();
-    let (closing_sender, closing) = oneshot::channel::<()>();
-    let server = Server::builder()
-        .http2_keepalive_interval(Some(config.keepalive_interval))
-        .http2_keepalive_timeout(Some(config.keepalive_timeout))
-        .add_routes(routes.routes())
-        .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
-            async move {
-                // An error means that the supervisor below is gone, which ends serving as well.
-                let _ = drained.await;
-                let _ = closing_sender.send(());
-            },
+    let drained = CancellationToken::new();
+    let mut servers = JoinSet::new();
+    let mut health = vec![];
+    for Port { listener, services } in ports {
+        let Services { mut routes, mut names } = services;
+        let (reporter, service) = tonic_health::server::health_reporter();
+        routes.add_service(service);
+        // The empty name is the port as a whole.
+        names.push("");
+        let of_port = Health { reporter, names };
+        of_port.report(ServingStatus::NotServing).await;
+        health.push(of_port);
+        servers.spawn(
+            Server::builder()
+                .http2_keepalive_interval(Some(config.keepalive_interval))
+                .http2_keepalive_timeout(Some(config.keepalive_timeout))
+                .add_routes(routes.routes())
+                .serve_with_incoming_shutdown(
+                    TcpIncoming::from(listener).with_nodelay(Some(true)),
+                    drained.clone().cancelled_owned(),
+                ),
         );
+    }
     let supervisor = async {
-        supervise(&engine, &reporter, shutdown).await;
-        drain(&engine, &reporter, config.drain_timeout).await;
-        let _ = drained_sender.send(());
-        let _ = closing.await;
+        supervise(&*engine, &health, shutdown).await;
+        drain(&*engine, &health, config.drain_timeout).await;
+        drained.cancel();
         // A watcher of health, or an idle client, may keep its connection open for ever.
         sleep(CLOSE_TIMEOUT).await;
     };
+    let all = async {
+        while let Some(served) = servers.join_next().await {
+            served.expect("a server does not panic").map_err(ServeError::Transport)?;
+        }
+        Ok(())
+    };
     tokio::select! {
-        served = server => served.map_err(ServeError::Transport),
+        served = all => served,
         () = supervisor => Ok(()),
     }
 }
 
-async fn report(reporter: &HealthReporter, status: ServingStatus) {
-    for name in HEALTH_NAMES {
-        reporter.set_service_status(name, status).await;
+/// The health of a port's services.
+struct Health {
+    reporter: HealthReporter,
+    names: Vec<&'static str>,
+}
+
+impl Health {
+    async fn report(&self, status: ServingStatus) {
+        for name in &self.names {
+            self.reporter.set_service_status(*name, status).await;
+        }
     }
 }
 
-/// Waits for `shutdown`; shows the engine's death meanwhile.
+/// Waits for `shutdown`; shows the engine's state meanwhile.
 async fn supervise(
-    engine: &EngineHandle,
-    reporter: &HealthReporter,
+    engine: &dyn InferenceEngine,
+    health: &[Health],
     shutdown: impl Future<Output = ()>,
 ) {
     let watch = async {
-        while engine.is_alive() {
+        let mut shown = EngineState::Loading;
+        loop {
+            let state = engine.state();
+            if state != shown {
+                if let EngineState::Dead(fault) = &state {
+                    tracing::error!(%fault, "the engine has ended; requests are refused");
+                }
+                let serves = state == EngineState::Serving;
+                show(health, if serves { ServingStatus::Serving } else { NOT_SERVING }).await;
+                shown = state;
+            }
             sleep(HEALTH_INTERVAL).await;
         }
-        let fault = engine.fault().unwrap_or_else(|| "it was stopped".to_owned());
-        tracing::error!(%fault, "the engine has ended; requests are refused");
-        report(reporter, ServingStatus::NotServing).await;
-        std::future::pending::<()>().await;
     };
     tokio::select! {
         () = shutdown => {}
@@ -206,18 +164,26 @@ async fn supervise(
     }
 }
 
+const NOT_SERVING: ServingStatus = ServingStatus::NotServing;
+
+async fn show(health: &[Health], status: ServingStatus) {
+    for of_port in health {
+        of_port.report(status).await;
+    }
+}
+
 /// Lets the engine finish what it has, for a while.
-async fn drain(engine: &EngineHandle, reporter: &HealthReporter, limit: Duration) {
-    report(reporter, ServingStatus::NotServing).await;
+async fn drain(engine: &dyn InferenceEngine, health: &[Health], limit: Duration) {
+    show(health, NOT_SERVING).await;
     engine.drain();
     let idle = async {
-        while engine.is_alive() && engine.stats().n_unfinished > 0 {
+        while !matches!(engine.state(), EngineState::Dead(_)) && engine.n_unfinished() > 0 {
             sleep(Duration::from_millis(10)).await;
         }
     };
     let started = Instant::now();
     if timeout(limit, idle).await.is_err() {
-        let n_unfinished = engine.stats().n_unfinished;
+        let n_unfinished = engine.n_unfinished();
         tracing::warn!(n_unfinished, elapsed = ?started.elapsed(), "aborting unfinished requests");
         engine.shutdown();
     }

@@ -67,7 +67,7 @@
 //!     outcome.push_row(plan.rows()[0].request_id, &[token], 0, &[]);
 //!     scheduler.apply(&plan, &outcome, &mut events);
 //! }
-//! assert_eq!(events.len(), 3);
+//! assert_eq!(events.len(), 4, "its start, the tokens of two steps, its end");
 //! let Some(RequestEvent::Finished { reason, .. }) = events.last() else { unreachable!() };
 //! assert_eq!(*reason, FinishReason::MaxTokens);
 //! assert_eq!(scheduler.stats().blocks.n_used, 0);

@@ -1,6 +1,6 @@
 //! Rows that read prompts, and which requests start.
 
-use engine_types::FinishReason;
+use engine_types::{FinishReason, RequestEvent};
 use kv_block_manager::Fork;
 
 use crate::entries::Slot;
@@ -43,7 +43,7 @@ impl Scheduler {
             if !has_room {
                 return;
             }
-            self.start(slot, n_hit, n_shared > 0);
+            self.start(draft, slot, n_hit, n_shared > 0);
             let frontier = Frontier::of(&self.entries[slot]);
             let has_chunk = self.plan_chunk(draft, slot, &frontier);
             assert!(has_chunk, "an admitted request has a chunk");
@@ -111,7 +111,7 @@ impl Scheduler {
     }
 
     /// Lets a request run that has got blocks and the KV of its first `n_hit` tokens.
-    fn start(&mut self, slot: Slot, n_hit: u32, is_fork: bool) {
+    fn start(&mut self, draft: &mut Draft<'_>, slot: Slot, n_hit: u32, is_fork: bool) {
         let table_slot = self.free_tables.pop().expect("fewer run than may");
         self.waiting.remove(&self.entries, slot);
         let entry = &mut self.entries[slot];
@@ -121,6 +121,7 @@ impl Scheduler {
             self.n_preempted -= 1;
         } else {
             entry.n_cached = n_hit;
+            draft.events.push(RequestEvent::Started { request_id: entry.id });
             if is_fork {
                 self.totals.n_shared_tokens += u64::from(n_hit);
             } else if self.config.enable_prefix_caching {

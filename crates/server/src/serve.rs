@@ -1,71 +1,123 @@
 //! `tandem serve`: the engine behind its gRPC port.
 
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use grpc_server::{ModelInfo, ServeConfig, Service};
+use anyhow::{Context, Result, ensure};
+use grpc_server::{Port, ServeConfig, Services};
+use serving::{Frontend, FrontendConfig, InferenceEngine, ModelInfo};
+use settings::{DraftingArg, ListenSettings, ReflectionArg, ServeSettings};
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::{DraftingArg, ServeArgs};
 use crate::loading::{self, LoadedEngine, Model};
 use crate::output;
 
-pub(crate) fn run(args: &ServeArgs) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+pub(crate) fn run(settings: &ServeSettings) -> Result<()> {
+    refuse_absent(settings)?;
+    let runtime = Runtime::new()?;
+    let result = runtime.block_on(serve(settings));
+    // A model that is still being read would keep a stopped program.
+    runtime.shutdown_background();
+    result
+}
+
+async fn serve(settings: &ServeSettings) -> Result<()> {
+    let listen = &settings.listen;
+    let address = SocketAddr::new(listen.host, listen.port);
     // Bound first: a port that is taken is known before the model is read.
-    let listener = runtime
-        .block_on(TcpListener::bind(args.address()))
-        .with_context(|| format!("cannot listen on {}: choose another --port", args.address()))?;
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}: choose another --port"))?;
     let address = listener.local_addr()?;
-    let LoadedEngine { model, handle, thread, index_share } =
-        loading::start_engine(&args.engine, DraftingArg::Adaptive)?;
-    let service = Service {
-        engine: handle,
-        tokenizer: model.tokenizer.clone(),
-        model: ModelInfo {
-            index_share,
-            synthetic_acceptance: args.engine.is_synthetic(),
-            ..model_info(args, &model)
-        },
+    let max_request_bytes = listen.max_request_bytes as usize;
+    let frontend = Arc::new(Frontend::loading(FrontendConfig {
+        max_request_bytes,
+        max_buffered_steps: listen.max_buffered_steps as usize,
+        ..FrontendConfig::default()
+    }));
+    let engine: Arc<dyn InferenceEngine> = frontend.clone();
+    let services = Services::own(&engine, max_request_bytes);
+    let config = ServeConfig {
+        drain_timeout: listen.drain_timeout,
+        keepalive_interval: listen.keepalive_interval,
+        keepalive_timeout: listen.keepalive_timeout,
     };
-    let drain_timeout = Duration::from_secs(args.drain_timeout);
-    let config = ServeConfig { drain_timeout, ..ServeConfig::default() };
-    runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
-        let stop = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
-            }
-            tracing::info!("stopping; interrupt again to stop at once");
-            tokio::spawn(async {
-                if tokio::signal::ctrl_c().await.is_ok() {
-                    tracing::warn!("stopped at once");
-                    std::process::exit(130);
-                }
-            });
-        };
-        output::text(&format!("listening on {address}\n"))?;
-        grpc_server::serve(listener, config, service, stop).await?;
-        anyhow::Ok(())
-    })?;
+    let stop = stop_signal()?;
+    let mut serving =
+        tokio::spawn(grpc_server::serve(vec![Port { listener, services }], config, engine, stop));
+    let engine_settings = settings.engine.clone();
+    let loading = tokio::task::spawn_blocking(move || {
+        loading::start_engine(&engine_settings, DraftingArg::Adaptive)
+    });
+    let LoadedEngine { model, handle, thread, index_share } = tokio::select! {
+        loaded = loading => loaded??,
+        served = &mut serving => return Ok(served??),
+    };
+    let info = ModelInfo {
+        index_share,
+        synthetic_acceptance: settings.engine.is_synthetic(),
+        ..model_info(listen, &model)
+    };
+    frontend.serve(handle, model.tokenizer.clone(), info);
+    output::text(&format!("listening on {address}\n"))?;
+    serving.await??;
     thread.drain();
     tracing::info!("stopped");
     Ok(())
 }
 
-fn model_info(args: &ServeArgs, model: &Model) -> ModelInfo {
+/// Resolves at the first signal to stop; the second one ends the program at once.
+fn stop_signal() -> Result<impl Future<Output = ()> + Send> {
+    let mut terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        tracing::info!("stopping; interrupt again to stop at once");
+        tokio::spawn(async {
+            if tokio::signal::ctrl_c().await.is_ok() {
+                tracing::warn!("stopped at once");
+                std::process::exit(130);
+            }
+        });
+    })
+}
+
+/// Refuses what nothing here does yet, rather than to ignore it.
+fn refuse_absent(settings: &ServeSettings) -> Result<()> {
+    let ServeSettings { listen, tls, auth, http, compat, telemetry, .. } = settings;
+    let absent = [
+        ("--max-connection-age", listen.max_connection_age.is_some()),
+        ("--reflection on", listen.reflection == ReflectionArg::On),
+        ("--tls-cert", tls.tls_cert.is_some()),
+        ("--api-keys-file", auth.api_keys_file.is_some()),
+        ("--admin-keys-file", auth.admin_keys_file.is_some()),
+        ("--http-port", http.http_port.is_some()),
+        ("--smg-port", compat.smg_port.is_some()),
+        ("--vllm-port", compat.vllm_port.is_some()),
+        ("--otlp-endpoint", telemetry.otlp_endpoint.is_some()),
+    ];
+    for (setting, is_set) in absent {
+        ensure!(!is_set, "{setting}: this build cannot do that yet; leave it out");
+    }
+    Ok(())
+}
+
+fn model_info(listen: &ListenSettings, model: &Model) -> ModelInfo {
     let folder = || {
         let name = model.dir.canonicalize().unwrap_or_else(|_| model.dir.clone());
         name.file_name().unwrap_or_default().to_string_lossy().into_owned()
     };
     ModelInfo {
-        served_model_name: args.served_model_name.clone().unwrap_or_else(folder),
+        served_model_name: listen.served_model_name.clone().unwrap_or_else(folder),
         architecture: model.architecture.clone(),
         eos_token_ids: model.config.eos_token_ids.clone(),
         dtype: loading::dtype_name(model.dtype).to_owned(),
         index_topk: model.config.dsa.as_ref().map_or(0, |dsa| dsa.index_topk as u32),
+        checkpoint_dir: Some(model.dir.clone()),
         ..ModelInfo::default()
     }
 }

@@ -7,7 +7,7 @@ use grpc_api::inference::v1::{
 
 use crate::harness::{Server, Setup, unary};
 use crate::refusals::check_invalid;
-use crate::scripted::Script;
+use test_engine::Script;
 
 /// Ids 3, 8 and 9 are the tokens of the fault case; id 2 ends an output.
 const TEXTS: &[&str] = &["a", "b", "<s>", "y", "c", "d", "e", "f", "x", "m"];

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use grpc_server::ServeConfig;
+use serving::FrontendConfig;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -61,8 +61,8 @@ async fn a_dead_engine_answers_everyone_and_shows() {
 
 #[tokio::test]
 async fn a_slow_reader_loses_its_request_and_delays_nobody() {
-    let serve = ServeConfig { max_buffered_steps: 4, ..ServeConfig::default() };
-    let mut setup = Setup { serve, step_time: Duration::ZERO, ..Setup::default() };
+    let frontend = FrontendConfig { max_buffered_steps: 4, ..FrontendConfig::default() };
+    let mut setup = Setup { frontend, step_time: Duration::ZERO, ..Setup::default() };
     setup.limits.max_model_len = 400_000;
     setup.limits.num_blocks = 40_000;
     let server = Server::start(setup).await;

@@ -10,7 +10,7 @@ use grpc_api::control::v1::{
     ClearPrefixCacheRequest, SubscribeKvEventsRequest, SubscribeKvEventsResponse,
 };
 use grpc_api::inference::v1::GenerateRequest;
-use grpc_server::ServeConfig;
+use serving::FrontendConfig;
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 use tonic::transport::Channel;
@@ -176,8 +176,8 @@ async fn clearing_is_seen_and_felt() {
 
 #[tokio::test]
 async fn a_reader_that_falls_behind_starts_anew() {
-    let serve = ServeConfig { max_buffered_kv_events: 2, ..ServeConfig::default() };
-    let server = Server::start(Setup { serve, ..Setup::default() }).await;
+    let frontend = FrontendConfig { max_buffered_kv_events: 2, ..FrontendConfig::default() };
+    let server = Server::start(Setup { frontend, ..Setup::default() }).await;
     // The transport holds little back, too.
     let slow = Channel::from_shared(format!("http://{}", server.address)).unwrap();
     let slow = slow.initial_stream_window_size(1024).connect().await.unwrap();

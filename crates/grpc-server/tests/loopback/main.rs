@@ -12,6 +12,5 @@ mod prefix_cache;
 mod refusals;
 mod refused_parameters;
 mod sampling;
-mod scripted;
 mod stop_texts;
 mod streams;

@@ -13,7 +13,7 @@ use grpc_api::inference::v1::{
 use tonic::{Code, Streaming};
 
 use crate::harness::{HOLD, OK, Server, Setup, streaming, unary};
-use crate::scripted::Script;
+use test_engine::Script;
 
 const N_VOCAB: u32 = 16;
 

@@ -9,7 +9,7 @@ use grpc_api::inference::v1::generate_stream_response::Event;
 use grpc_api::inference::v1::{FinishReason, GenerateRequest, SpeculationParams, StoppingParams};
 
 use crate::harness::{Server, Setup, streaming, unary};
-use crate::scripted::Script;
+use test_engine::Script;
 
 /// A server around a script for a small vocabulary, whose prompts are computed in chunks of 4.
 async fn server(vocab_size: u32, script: Script) -> Server {

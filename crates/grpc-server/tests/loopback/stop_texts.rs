@@ -7,7 +7,7 @@ use grpc_api::inference::v1::{
 };
 
 use crate::harness::{Server, Setup, streaming, unary};
-use crate::scripted::Script;
+use test_engine::Script;
 
 /// A server that generates `tokens` behind a prompt of one token, 7 drafts a step and all of them
 /// right; the first token comes alone.

@@ -1,6 +1,6 @@
 //! A step that is planned before the tokens of the step before are known.
 
-use engine_types::{FinishReason, Request, RequestId};
+use engine_types::{FinishReason, Request, RequestEvent, RequestId};
 
 use super::support::{Rig, deferred, limits, request};
 use crate::SchedulerConfig;
@@ -33,7 +33,8 @@ fn rows_name_the_rows_that_they_continue() {
         assert_eq!(rig.rows(), [(1, 6, 1 + k, k), (2, 5, 1 + k, k)]);
         assert_eq!(rig.sources(), [Some(0), Some(1)]);
         assert!(rig.plan.all_tokens().is_empty());
-        assert!(rig.events.is_empty());
+        let starts = [1, 2].map(|id| RequestEvent::Started { request_id: RequestId(id) });
+        assert_eq!(rig.events, starts);
         rig.apply();
         assert_eq!((rig.tokens(1), rig.tokens(2)), (text(6, 7), text(5, 6)));
         rig.scheduler.abort(RequestId(1), &mut rig.events);

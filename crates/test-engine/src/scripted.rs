@@ -13,17 +13,18 @@ type Place = (usize, TokenId);
 
 /// What the model says and what the drafter guesses.
 #[derive(Clone)]
-pub(crate) struct Script {
+pub struct Script {
     /// The logits of the token at a place.
-    pub(crate) logits: Arc<dyn Fn(Place) -> Vec<f32> + Send + Sync>,
+    pub logits: Arc<dyn Fn(Place) -> Vec<f32> + Send + Sync>,
     /// The draft for a place.
-    pub(crate) draft: Arc<dyn Fn(Place) -> TokenId + Send + Sync>,
+    pub draft: Arc<dyn Fn(Place) -> TokenId + Send + Sync>,
     /// How the tokens of each request were to be chosen, in the order of their starts.
-    pub(crate) seen: Arc<Mutex<Vec<Sampler>>>,
+    pub seen: Arc<Mutex<Vec<Sampler>>>,
 }
 
 impl Script {
-    pub(crate) fn new(
+    /// A model with these logits and a drafter with these drafts, by place.
+    pub fn new(
         logits: impl Fn(Place) -> Vec<f32> + Send + Sync + 'static,
         draft: impl Fn(Place) -> TokenId + Send + Sync + 'static,
     ) -> Self {
@@ -31,7 +32,7 @@ impl Script {
     }
 
     /// Emits `tokens` behind a prompt of `n_prompt`, the last one for ever; all drafts are right.
-    pub(crate) fn fixed(n_vocab: usize, n_prompt: usize, tokens: &'static [TokenId]) -> Self {
+    pub fn fixed(n_vocab: usize, n_prompt: usize, tokens: &'static [TokenId]) -> Self {
         let token_at =
             move |(at, _): Place| tokens[at.saturating_sub(n_prompt).min(tokens.len() - 1)];
         let logits = move |place| {

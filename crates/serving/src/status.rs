@@ -6,16 +6,20 @@ use engine::{SubmitError, SubscribeError};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
 
+/// The domain of every reason.
 const DOMAIN: &str = "tandem";
 
-fn with_reason(code: Code, reason: &str, message: &str) -> Status {
+/// A status with the reason as `google.rpc.ErrorInfo`, for programs to tell apart.
+#[must_use]
+pub fn with_reason(code: Code, reason: &str, message: &str) -> Status {
     let mut details = ErrorDetails::new();
     details.set_error_info(reason, DOMAIN, [] as [(String, String); 0]);
     Status::with_error_details(code, message, details)
 }
 
 /// INVALID_ARGUMENT with each field's fault.
-pub(crate) fn invalid_argument(violations: Vec<FieldViolation>) -> Status {
+#[must_use]
+pub fn invalid_argument(violations: Vec<FieldViolation>) -> Status {
     let message = violations
         .iter()
         .map(|violation| format!("{}: {}", violation.field, violation.description))
@@ -62,6 +66,11 @@ pub(crate) fn failed(message: &str, engine_fault: Option<String>) -> Status {
     }
 }
 
+/// The model is still being read.
+pub(crate) fn loading() -> Status {
+    with_reason(Code::Unavailable, "LOADING", "the model is being loaded; try again later")
+}
+
 /// The reader of a stream fell too far behind.
 pub(crate) fn slow_reader(n_steps: usize) -> Status {
     let message = format!("the stream was read too slowly: {n_steps} steps were waiting");
@@ -79,8 +88,9 @@ pub(crate) fn waited_too_long() -> Status {
     with_reason(Code::DeadlineExceeded, "WAITED_TOO_LONG", message)
 }
 
-/// AbortRequest named no unfinished request.
-pub(crate) fn unknown_request(id: u64) -> Status {
+/// No unfinished request has this id.
+#[must_use]
+pub fn unknown_request(id: u64) -> Status {
     with_reason(
         Code::NotFound,
         "UNKNOWN_REQUEST",

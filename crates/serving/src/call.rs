@@ -1,6 +1,7 @@
 //! What a call reads: the messages of all its outputs until the last one ends.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use engine_types::{FinishReason, TokenId, TokensEvent};
@@ -12,8 +13,12 @@ use tokio_stream::Stream;
 use tonic::Status;
 
 use crate::convert;
+use crate::inference_engine::CallContext;
+use crate::observer::{CallObserver, RequestFacts};
 use crate::output::{Event, Finished, Output};
+use crate::span::{CallSpan, CallTotals};
 use crate::status;
+use crate::watch::Watch;
 
 /// The messages of a call; dropping it ends the outputs that are unfinished.
 pub(crate) struct Call {
@@ -24,6 +29,10 @@ pub(crate) struct Call {
     deadline: Option<Pin<Box<Sleep>>>,
     /// The prompt from its second token on, without those whose log probabilities are out.
     prompt: std::vec::IntoIter<TokenId>,
+    span: CallSpan,
+    totals: CallTotals,
+    /// See [`CallContext::hold`].
+    _hold: Option<Arc<dyn Send + Sync>>,
 }
 
 /// One output and its decoder.
@@ -32,41 +41,43 @@ struct CallOutput {
     output: Option<Output>,
     /// `None` where the model has no tokenizer.
     text: Option<OutputText>,
+    watch: Watch,
 }
 
 /// What a call shows beside the outputs themselves.
 pub(crate) struct CallOptions {
     /// Decodes an output; `None` where the model has no tokenizer.
     pub(crate) text: Option<OutputText>,
-    /// When the call is over.
-    pub(crate) deadline: Option<Instant>,
+    pub(crate) context: CallContext,
     /// The prompt, if its log probabilities are asked for.
     pub(crate) prompt: Vec<TokenId>,
+    pub(crate) facts: RequestFacts,
+    /// When the request came.
+    pub(crate) arrival: std::time::Instant,
+    pub(crate) observer: Arc<dyn CallObserver>,
+    pub(crate) span: CallSpan,
 }
 
 impl Call {
     /// Reads `outputs`, whose places are their indices.
     pub(crate) fn new(outputs: Vec<Output>, options: CallOptions) -> Self {
-        let CallOptions { text, deadline, prompt } = options;
-        let mut prompt = prompt.into_iter();
+        let mut prompt = options.prompt.into_iter();
         prompt.next();
-        let with_text = |output| CallOutput { output: Some(output), text: text.clone() };
+        let of_call = |output| CallOutput {
+            output: Some(output),
+            text: options.text.clone(),
+            watch: Watch::new(Arc::clone(&options.observer), options.facts, options.arrival),
+        };
+        let CallContext { deadline, hold, .. } = options.context;
         Self {
-            outputs: outputs.into_iter().map(with_text).collect(),
+            outputs: outputs.into_iter().map(of_call).collect(),
             next: 0,
             deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
             prompt,
+            span: options.span,
+            totals: CallTotals { n_prompt: options.facts.n_prompt, ..CallTotals::default() },
+            _hold: hold,
         }
-    }
-
-    /// What [`add_to_reply`] begins with.
-    pub(crate) fn empty_reply(&self) -> pb::GenerateResponse {
-        let empty = |of_call: &CallOutput| pb::GeneratedOutput {
-            text: of_call.text.as_ref().map(|_| String::new()),
-            ..pb::GeneratedOutput::default()
-        };
-        let outputs = self.outputs.iter().map(empty).collect();
-        pb::GenerateResponse { outputs, prompt_logprobs: vec![] }
     }
 
     /// The next event of any output, with its index.
@@ -78,10 +89,15 @@ impl Call {
         }
         for offset in 0..self.outputs.len() {
             let index = (self.next + offset) % self.outputs.len();
-            let Some(output) = &mut self.outputs[index].output else { continue };
+            let CallOutput { output: Some(output), watch, .. } = &mut self.outputs[index] else {
+                continue;
+            };
             if let Poll::Ready(event) = output.poll_event(cx) {
                 self.next = index + 1;
-                return Poll::Ready(event.map(|event| (index, event)));
+                return Poll::Ready(event.map(|(at, event)| {
+                    watch.see(at, output.started(), &event);
+                    (index, event)
+                }));
             }
         }
         Poll::Pending
@@ -106,6 +122,8 @@ impl Call {
                     return Err(self.time_is_over());
                 }
                 of_call.output = None;
+                let times = of_call.watch.times();
+                self.totals.add(&finished, times);
                 MessageEvent::Finished(of_call.finished(finished)?)
             }
         };
@@ -131,12 +149,19 @@ impl Stream for Call {
         }
         self.poll_event(cx).map(|event| {
             let message = event.and_then(|(index, event)| self.message(index, event));
-            if message.is_err() {
+            if let Err(status) = &message {
+                self.span.failed(status.code());
                 // Dropped here, so that the request ends even if the stream is kept.
                 self.outputs.clear();
             }
             Some(message)
         })
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.span.ended(&self.totals);
     }
 }
 
@@ -174,35 +199,5 @@ impl CallOutput {
             usage: Some(convert::usage(finished.usage)),
             speculation: Some(convert::speculation(&finished.spec_decode)),
         })
-    }
-}
-
-/// Adds a message of a call to its reply, which so says the same as the messages.
-pub(crate) fn add_to_reply(reply: &mut pb::GenerateResponse, message: pb::GenerateStreamResponse) {
-    let output = &mut reply.outputs[message.index as usize];
-    output.request_id = message.request_id;
-    match message.event {
-        Some(MessageEvent::Delta(delta)) => {
-            output.token_ids.extend(delta.token_ids);
-            output.logprobs.extend(delta.logprobs);
-            if let Some(text) = &mut output.text {
-                text.extend(delta.text_pieces);
-            }
-        }
-        Some(MessageEvent::PromptLogprobs(prompt)) => {
-            reply.prompt_logprobs.extend(prompt.logprobs);
-        }
-        Some(MessageEvent::Finished(finished)) => {
-            output.finish_reason = finished.finish_reason;
-            output.matched_token_id = finished.matched_token_id;
-            output.matched_stop_sequence = finished.matched_stop_sequence;
-            output.matched_stop_text = finished.matched_stop_text;
-            output.usage = finished.usage;
-            output.speculation = finished.speculation;
-            if let Some(text) = &mut output.text {
-                text.push_str(&finished.tail_text);
-            }
-        }
-        None => {}
     }
 }

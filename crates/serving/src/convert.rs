@@ -49,6 +49,18 @@ pub(crate) fn end(reason: FinishReason) -> Result<End, String> {
     }
 }
 
+/// A finish reason as metrics and traces name it, in the words of OpenAI's API where it has one.
+#[must_use]
+pub fn reason_name(reason: &FinishReason) -> &'static str {
+    match reason {
+        FinishReason::MaxTokens | FinishReason::ModelLength | FinishReason::OutOfBlocks => "length",
+        FinishReason::Aborted => "abort",
+        FinishReason::DeadlineExceeded => "deadline",
+        FinishReason::Failed(_) => "error",
+        _ => "stop",
+    }
+}
+
 pub(crate) fn usage(usage: Usage) -> pb::Usage {
     pb::Usage {
         prompt_tokens: usage.prompt_tokens,
