@@ -10,9 +10,10 @@ use engine_types::{
     SamplingParams, SpecDecodeStats, TokenId, TokenLogprobs, TokensEvent, Usage,
 };
 use serde_json::{Value, json};
+use settings::DraftingArg;
 use tokenization::{StopRules, Tokenizer};
 
-use crate::cli::{DraftingArg, GenerateArgs, SamplingArgs};
+use crate::cli::{GenerateArgs, SamplingArgs};
 use crate::loading::{self, LoadedEngine};
 use crate::output;
 use crate::prompts::{self, PromptLine};

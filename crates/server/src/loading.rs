@@ -10,13 +10,12 @@ use model_config::{ConfigSummary, ModelConfig, RawConfig, StoredDtype};
 use model_runner::{DraftSampling, IndexCacheDtype, Runner, RunnerError, RunnerOptions};
 use models::{ComputeDtype, LoadOptions};
 use scheduler::{DraftPolicy, SchedulerConfig, SchedulingPolicy};
+use settings::{
+    DraftSamplingArg, DraftingArg, Dtype, EngineSettings, IndexCacheArg, IndexShareArg,
+    OutputModeArg, PolicyArg,
+};
 use spec_decode::{IndexShare, SyntheticAcceptance};
 use tokenization::Tokenizer;
-
-use crate::cli::{
-    DraftSamplingArg, DraftingArg, Dtype, EngineArgs, IndexCacheArg, IndexShareArg, OutputModeArg,
-    PolicyArg,
-};
 
 /// Steps of waiting that make up for one level of priority where no flag says it.
 const PRIORITY_AGING_STEPS: u32 = 1000;
@@ -55,11 +54,11 @@ pub(crate) fn open_model(model: &str, dtype: Option<Dtype>) -> Result<Model> {
 }
 
 /// Loads a model and starts an engine around it, which drafts by `drafting` where no flag says how.
-pub(crate) fn start_engine(args: &EngineArgs, drafting: DraftingArg) -> Result<LoadedEngine> {
+pub(crate) fn start_engine(args: &EngineSettings, drafting: DraftingArg) -> Result<LoadedEngine> {
     limit_threads(args.threads)?;
     let model = open_model(&args.model, args.dtype)?;
     let drafting = args.drafting.unwrap_or(drafting);
-    let scheduler = scheduler_config(args, drafting, &model.config)?;
+    let scheduler = scheduler_config(args, drafting, &model.config);
     let options = runner_options(args)?;
     if args.max_num_batched_tokens <= args.num_speculative_tokens {
         tracing::warn!(
@@ -84,35 +83,21 @@ pub(crate) fn start_engine(args: &EngineArgs, drafting: DraftingArg) -> Result<L
 }
 
 fn scheduler_config(
-    args: &EngineArgs,
+    args: &EngineSettings,
     drafting: DraftingArg,
     model: &ModelConfig,
-) -> Result<SchedulerConfig> {
-    let aging_steps = args.priority_aging_steps;
+) -> SchedulerConfig {
+    let aging_steps = args.priority_aging_steps.unwrap_or(PRIORITY_AGING_STEPS);
     let policy = match args.scheduling_policy {
-        PolicyArg::Fcfs => {
-            ensure!(
-                aging_steps.is_none(),
-                "--priority-aging-steps: only with --scheduling-policy priority"
-            );
-            SchedulingPolicy::Fcfs
-        }
-        PolicyArg::Priority => {
-            SchedulingPolicy::Priority { aging_steps: aging_steps.unwrap_or(PRIORITY_AGING_STEPS) }
-        }
+        PolicyArg::Fcfs => SchedulingPolicy::Fcfs,
+        PolicyArg::Priority => SchedulingPolicy::Priority { aging_steps },
     };
-    let (threshold, block_size) = (args.long_prefill_token_threshold, args.block_size);
-    ensure!(
-        threshold == 0 || threshold >= block_size,
-        "--long-prefill-token-threshold {threshold}: give at least --block-size {block_size}, or 0 \
-         for no limit"
-    );
-    Ok(SchedulerConfig {
+    SchedulerConfig {
         max_num_seqs: args.max_num_seqs,
         max_num_batched_tokens: args.max_num_batched_tokens,
         max_queued_requests: args.max_queued_requests,
         policy,
-        long_prefill_token_threshold: threshold,
+        long_prefill_token_threshold: args.long_prefill_token_threshold,
         chunk_alignment: args.chunk_alignment,
         output_mode: match args.output_mode {
             OutputModeArg::Immediate => OutputMode::Immediate,
@@ -125,10 +110,10 @@ fn scheduler_config(
         },
         eos_token_ids: model.eos_token_ids.clone(),
         enable_prefix_caching: !args.no_prefix_caching,
-    })
+    }
 }
 
-fn runner_options(args: &EngineArgs) -> Result<RunnerOptions> {
+fn runner_options(args: &EngineSettings) -> Result<RunnerOptions> {
     Ok(RunnerOptions {
         block_size: args.block_size,
         num_blocks: args.num_blocks,
@@ -155,7 +140,7 @@ fn runner_options(args: &EngineArgs) -> Result<RunnerOptions> {
     })
 }
 
-fn synthetic_acceptance(args: &EngineArgs) -> Result<Option<SyntheticAcceptance>> {
+fn synthetic_acceptance(args: &EngineSettings) -> Result<Option<SyntheticAcceptance>> {
     let k = args.num_speculative_tokens as usize;
     let by_length = args.spec_decode_acceptance_length.map(|length| {
         SyntheticAcceptance::from_length(length, k).context("--spec-decode-acceptance-length")
@@ -163,13 +148,7 @@ fn synthetic_acceptance(args: &EngineArgs) -> Result<Option<SyntheticAcceptance>
     let by_rate = args.spec_decode_acceptance_rate.map(|rate| {
         SyntheticAcceptance::from_rate(rate, k).context("--spec-decode-acceptance-rate")
     });
-    let schedule = by_length.or(by_rate).transpose()?;
-    ensure!(
-        schedule.is_none() || k > 0,
-        "--spec-decode-acceptance-length and -rate: there are no drafts to accept; give \
-         --num-speculative-tokens"
-    );
-    Ok(schedule)
+    by_length.or(by_rate).transpose()
 }
 
 /// Reads the weights and allocates the KV caches.

@@ -1,4 +1,4 @@
-//! The `tandem` program: serve, generate, score, inspect.
+//! The `tandem` program: serve, generate, score, inspect, completions.
 //!
 //! Results go to standard output, the log to standard error (`RUST_LOG` chooses what).
 
@@ -14,32 +14,58 @@ mod serve;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use anyhow::Result;
+use clap::CommandFactory as _;
+use settings::{LogFormatArg, SettingsError};
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    // A server tells how it started; a command that prints a result leaves it at that.
-    let level = if matches!(cli.command, Command::Serve(_)) { "info" } else { "warn" };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
-    let result = match &cli.command {
-        Command::Serve(args) => serve::run(args),
-        Command::Generate(args) => generate::run(args),
-        Command::Score(args) => score::run(args),
-        Command::Inspect(args) => inspect::run(args),
-    };
-    match result {
+    match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::error(&error);
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run() -> Result<()> {
+    let (Cli { command }, sources) =
+        match settings::parse(std::env::args_os().collect(), std::env::vars_os()) {
+            Err(SettingsError::Arguments(error)) => error.exit(),
+            parsed => parsed?,
+        };
+    command.validate(&sources)?;
+    start_log(&command);
+    match &command {
+        Command::Serve(args) if args.print_config => output::text(&args.settings.to_toml()),
+        Command::Serve(args) => serve::run(&args.settings),
+        Command::Generate(args) => generate::run(args),
+        Command::Score(args) => score::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "tandem", &mut script);
+            output::text(&String::from_utf8(script)?)
+        }
+    }
+}
+
+/// A server tells how it started; a command that prints a result leaves it at that.
+fn start_log(command: &Command) {
+    let (level, format) = match command {
+        Command::Serve(args) => ("info", args.settings.telemetry.log_format),
+        _ => ("warn", LogFormatArg::Text),
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    match format {
+        LogFormatArg::Text => log.init(),
+        LogFormatArg::Json => log.json().init(),
     }
 }

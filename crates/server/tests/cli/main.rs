@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a failure in a test's helper is a failure of the test")]
 
 mod checkpoints;
+mod config;
 mod drafts;
 mod generate;
 mod harness;

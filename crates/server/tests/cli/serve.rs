@@ -218,3 +218,11 @@ fn the_log_says_once_that_draft_steps_share_keys() {
         assert_eq!(log.matches(line).count(), n_times, "{args:?}: {log}");
     }
 }
+
+#[test]
+fn a_log_for_programs_has_one_object_a_line() {
+    let log = Server::start(&["--log-format", "json"]).log();
+    let lines: Vec<serde_json::Value> =
+        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(lines.iter().any(|line| line["fields"]["message"] == "stopped"), "{log}");
+}
