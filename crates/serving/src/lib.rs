@@ -44,6 +44,7 @@ mod reply;
 mod span;
 pub mod status;
 mod timeout;
+pub mod translate;
 mod validate;
 mod watch;
 
