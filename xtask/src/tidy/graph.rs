@@ -23,6 +23,7 @@ const fn known(
 /// Every member. A new crate or edge is an architectural change: it is added here, in its manifest
 /// and in ARCHITECTURE.md at once.
 const CRATES: &[Crate] = &[
+    known("chat-template", 0, "control", &[]),
     known("engine-types", 0, "control", &[]),
     known("grpc-api", 0, "control", &[]),
     known("settings", 0, "control", &[]),
@@ -38,6 +39,7 @@ const CRATES: &[Crate] = &[
         &["engine", "engine-types", "grammar", "grpc-api", "tokenization"],
     ),
     known("grpc-server", 5, "control", &["grpc-api", "serving"]),
+    known("telemetry", 5, "control", &["serving"]),
     known(
         "test-engine",
         5,

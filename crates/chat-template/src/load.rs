@@ -1,0 +1,76 @@
+//! Where a checkpoint keeps its template and its special tokens.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use serde_json::{Map, Value as Json};
+
+use crate::{ChatTemplate, ChatTemplateError};
+
+impl ChatTemplate {
+    /// The template of a checkpoint folder: its `chat_template.jinja`, else what
+    /// `tokenizer_config.json` has under `chat_template`, which may be a list of templates by name.
+    /// `None` if the checkpoint has none.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read or is not what it should be, or a template has a syntax error.
+    pub fn load(folder: &Path) -> Result<Option<Self>, ChatTemplateError> {
+        let config_file = folder.join("tokenizer_config.json");
+        let config: Map<String, Json> = match read(&config_file)? {
+            Some(text) => serde_json::from_str(&text)
+                .map_err(|source| ChatTemplateError::Json { file: config_file.clone(), source })?,
+            None => Map::new(),
+        };
+        let special_tokens = special_tokens(&config);
+        let file = folder.join("chat_template.jinja");
+        if let Some(source) = read(&file)? {
+            return Self::new(&file.to_string_lossy(), &source, special_tokens).map(Some);
+        }
+
+        let field = |reason| ChatTemplateError::Field { file: config_file.clone(), reason };
+        let name = format!("{} (chat_template)", config_file.display());
+        let list = match config.get("chat_template") {
+            None | Some(Json::Null) => return Ok(None),
+            Some(Json::String(source)) => {
+                return Self::new(&name, source, special_tokens).map(Some);
+            }
+            Some(Json::Array(list)) => list,
+            Some(_) => return Err(field("chat_template is neither a text nor a list")),
+        };
+        let source_of = |wanted: &str| {
+            let entry = list.iter().find(|entry| entry["name"] == wanted)?;
+            entry["template"].as_str()
+        };
+        let default = source_of("default")
+            .ok_or_else(|| field("chat_template has no template with the name default"))?;
+        let mut template = Self::new(&name, default, special_tokens)?;
+        if let Some(source) = source_of("tool_use") {
+            let name = format!("{} (chat_template, tool_use)", config_file.display());
+            template.add(&name, source)?;
+            template.with_tools = Some(name);
+        }
+        Ok(Some(template))
+    }
+}
+
+/// The text of a file; `None` if there is no such file.
+fn read(file: &Path) -> Result<Option<String>, ChatTemplateError> {
+    match std::fs::read_to_string(file) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ChatTemplateError::Read { file: file.to_owned(), source }),
+    }
+}
+
+/// Every `..._token` that is a text, or an object with the text as its `content`.
+fn special_tokens(config: &Map<String, Json>) -> BTreeMap<String, String> {
+    let tokens = config.iter().filter(|(name, _)| name.ends_with("_token"));
+    tokens
+        .filter_map(|(name, token)| {
+            let text = token.as_str().or_else(|| token["content"].as_str())?;
+            Some((name.clone(), text.to_owned()))
+        })
+        .collect()
+}
