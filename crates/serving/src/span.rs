@@ -83,21 +83,16 @@ impl CallSpan {
         if let (Some(link), Some(trace)) = (link, &context.trace) {
             link(&span, trace);
         }
+        // What is not given is not recorded. Only signed numbers are exported as numbers.
         let sampling = request.sampling.as_ref();
-        let record = |name, value: Option<f64>| {
-            value.inspect(|value| {
-                span.record(name, value);
-            })
-        };
-        record("gen_ai.request.temperature", sampling.and_then(|of| of.temperature));
-        record("gen_ai.request.top_p", sampling.and_then(|of| of.top_p));
-        record("gen_ai.request.top_k", sampling.and_then(|of| of.top_k).map(f64::from));
-        record("gen_ai.request.choice.count", sampling.and_then(|of| of.n).map(f64::from));
-        let max_tokens = request.stopping.as_ref().and_then(|of| of.max_tokens);
-        record("gen_ai.request.max_tokens", max_tokens.map(f64::from));
-        if let Some(seed) = sampling.and_then(|of| of.seed) {
-            span.record("gen_ai.request.seed", seed);
-        }
+        span.record("gen_ai.request.temperature", sampling.and_then(|of| of.temperature));
+        span.record("gen_ai.request.top_p", sampling.and_then(|of| of.top_p));
+        span.record("gen_ai.request.top_k", sampling.and_then(|of| of.top_k).map(i64::from));
+        let seed = sampling.and_then(|of| of.seed).map(|seed| i64::try_from(seed).ok());
+        span.record("gen_ai.request.seed", seed.flatten());
+        span.record("gen_ai.request.choice.count", sampling.and_then(|of| of.n).map(i64::from));
+        let max_tokens = request.stopping.as_ref().and_then(|of| of.max_tokens).map(i64::from);
+        span.record("gen_ai.request.max_tokens", max_tokens);
         Self(span)
     }
 
@@ -114,16 +109,25 @@ impl CallSpan {
     pub(crate) fn ended(&self, totals: &CallTotals) {
         let span = &self.0;
         span.record("gen_ai.response.finish_reasons", totals.finish_reasons.join(","));
-        span.record("gen_ai.usage.input_tokens", totals.n_prompt);
-        span.record("gen_ai.usage.output_tokens", totals.n_completion);
-        span.record("gen_ai.usage.cache_read.input_tokens", totals.n_cached);
-        span.record("tandem.draft_tokens", totals.n_draft);
-        span.record("tandem.accepted_tokens", totals.n_accepted);
-        if let Some(time) = totals.in_queue {
-            span.record("gen_ai.latency.time_in_queue", time.as_secs_f64());
-        }
-        if let Some(time) = totals.first_token {
-            span.record("gen_ai.latency.time_to_first_token", time.as_secs_f64());
-        }
+        span.record("gen_ai.usage.input_tokens", i64::from(totals.n_prompt));
+        span.record("gen_ai.usage.output_tokens", i64::from(totals.n_completion));
+        span.record("gen_ai.usage.cache_read.input_tokens", i64::from(totals.n_cached));
+        span.record("tandem.draft_tokens", totals.n_draft.cast_signed());
+        span.record("tandem.accepted_tokens", totals.n_accepted.cast_signed());
+        let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+        span.record("gen_ai.latency.time_in_queue", seconds(totals.in_queue));
+        span.record("gen_ai.latency.time_to_first_token", seconds(totals.first_token));
+        tracing::debug!(
+            target: "tandem::request",
+            parent: span,
+            finish_reasons = ?totals.finish_reasons,
+            prompt_tokens = totals.n_prompt,
+            cached_prompt_tokens = totals.n_cached,
+            completion_tokens = totals.n_completion,
+            draft_tokens = totals.n_draft,
+            accepted_tokens = totals.n_accepted,
+            time_to_first_token = ?totals.first_token,
+            "a call has ended"
+        );
     }
 }

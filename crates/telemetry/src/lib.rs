@@ -1,0 +1,135 @@
+//! Logs to standard error and spans to an OpenTelemetry collector.
+//!
+//! **Owns** the program's one subscriber of `tracing`: log lines as text or JSON, and, where a
+//! collector is named, the span of each call over OTLP, as a child of its caller's (W3C trace
+//! context). **Must not know** what is logged. Libraries use `tracing` alone.
+//!
+//! Invariants:
+//! * What filters log lines (`RUST_LOG`) does not filter spans: each call's is exported.
+//! * A collector that is away costs spans, never a request.
+//!
+//! # Example
+//!
+//! ```
+//! use telemetry::{LogFormat, Telemetry};
+//!
+//! let telemetry = Telemetry::init("warn", LogFormat::Text)?;
+//! tracing::warn!(disk = "full", "something is wrong");
+//! telemetry.shut_down();
+//! # Ok::<(), telemetry::TelemetryError>(())
+//! ```
+
+mod error;
+mod propagation;
+
+use std::io::IsTerminal as _;
+
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer, Registry};
+
+pub use error::TelemetryError;
+pub use propagation::link_span;
+
+/// The spans that are exported: those of calls.
+const EXPORTED: &str = "tandem::request";
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Where spans go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collector {
+    /// The collector's OTLP endpoint over gRPC, such as `http://localhost:4317`.
+    pub endpoint: String,
+    /// `service.name` of the spans.
+    pub service_name: String,
+}
+
+/// The program's subscriber; spans that wait are exported by [`Self::shut_down`].
+#[derive(Debug)]
+#[must_use = "spans that wait are lost without `shut_down`"]
+pub struct Telemetry {
+    spans: Option<SdkTracerProvider>,
+}
+
+impl Telemetry {
+    /// Logs to standard error. `RUST_LOG` says what, or `level` where it is not set.
+    ///
+    /// # Errors
+    ///
+    /// If the program has a subscriber already.
+    pub fn init(level: &str, format: LogFormat) -> Result<Self, TelemetryError> {
+        install(level, format, None)
+    }
+
+    /// The same, and exports the spans of calls. Needs the tokio runtime that it is called in.
+    ///
+    /// # Errors
+    ///
+    /// If the endpoint is no address, or the program has a subscriber already.
+    pub fn init_with_collector(
+        level: &str,
+        format: LogFormat,
+        collector: &Collector,
+    ) -> Result<Self, TelemetryError> {
+        let exporter = SpanExporter::builder()
+            .with_tonic()
+            .with_endpoint(&collector.endpoint)
+            .build()
+            .map_err(|error| TelemetryError::Endpoint {
+                endpoint: collector.endpoint.clone(),
+                reason: error.to_string(),
+            })?;
+        let service = Resource::builder().with_service_name(collector.service_name.clone());
+        let spans = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_resource(service.build())
+            .build();
+        install(level, format, Some(spans))
+    }
+
+    /// Exports what waits; takes some seconds where the collector does not answer. Must not be
+    /// called on a thread that drives the runtime.
+    pub fn shut_down(self) {
+        // The subscriber is still there for what this may log.
+        if let Some(Err(error)) = self.spans.map(|spans| spans.shutdown()) {
+            tracing::warn!(%error, "spans may be lost");
+        }
+    }
+}
+
+fn install(
+    level: &str,
+    format: LogFormat,
+    spans: Option<SdkTracerProvider>,
+) -> Result<Telemetry, TelemetryError> {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines: Box<dyn Layer<Registry> + Send + Sync> = match format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    let export = spans.as_ref().map(|spans| {
+        tracing_opentelemetry::layer()
+            .with_tracer(spans.tracer("tandem"))
+            .with_filter(Targets::new().with_target(EXPORTED, tracing::Level::INFO))
+    });
+    Registry::default()
+        .with(lines.with_filter(filter))
+        .with(export)
+        .try_init()
+        .map_err(|_| TelemetryError::AlreadyInstalled)?;
+    Ok(Telemetry { spans })
+}
