@@ -56,6 +56,27 @@ fn texts_are_those_of_transformers() {
 }
 
 #[test]
+fn the_bundled_models_go_on_where_the_user_stopped() {
+    let checkpoints =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../bundled-checkpoints/checkpoints");
+    let messages = [
+        Message::new("system", "Short\nnames."),
+        Message::new("user", "def add(a, b):\n    return"),
+        Message::new("assistant", " a + b"),
+        Message::new("user", "\n\ndef sub("),
+    ];
+    for name in ["tiny-dsv3", "tiny-glm52"] {
+        let template = ChatTemplate::load(&checkpoints.join(name)).unwrap().unwrap();
+        let text = template.render(&messages, &RenderOptions::default()).unwrap();
+        let code = "# Short\n# names.\ndef add(a, b):\n    return a + b\n\n\ndef sub(";
+        assert_eq!(text, format!("<｜begin▁of▁sentence｜>{code}"));
+        let tool = [Message::new("tool", "3")];
+        let error = template.render(&tool, &RenderOptions::default()).unwrap_err();
+        assert!(matches!(error, ChatTemplateError::Refused { .. }), "{error}");
+    }
+}
+
+#[test]
 fn a_template_can_refuse_a_conversation() {
     let template = ChatTemplate::new("d", &testdata("deepseek.jinja"), [].into()).unwrap();
     let messages = [Message::new("critic", "Bad.")];
