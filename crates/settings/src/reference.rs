@@ -37,7 +37,7 @@ fn described(key: &Key) -> (String, String) {
     if !choices.is_empty() {
         let choices: Vec<_> =
             choices.iter().map(|choice| format!("`{}`", choice.get_name())).collect();
-        let _ = write!(help, ": {}", choices.join(", "));
+        let _ = write!(help, " ({})", choices.join(", "));
     }
     (default, help)
 }

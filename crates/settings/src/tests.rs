@@ -4,7 +4,7 @@ mod documents;
 mod layers;
 mod validation;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use tempfile::TempDir;
@@ -74,8 +74,4 @@ fn file(text: &str) -> (TempDir, String) {
     std::fs::write(&file, text).unwrap();
     let name = file.to_str().unwrap().to_owned();
     (folder, name)
-}
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
