@@ -11,13 +11,12 @@ mod prompts;
 mod score;
 mod serve;
 
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::CommandFactory as _;
-use settings::{LogFormatArg, SettingsError};
-use tracing_subscriber::EnvFilter;
+use settings::SettingsError;
+use telemetry::LogFormat;
 
 use crate::cli::{Cli, Command};
 
@@ -38,7 +37,10 @@ fn run() -> Result<()> {
             parsed => parsed?,
         };
     command.validate(&sources)?;
-    start_log(&command);
+    if !matches!(command, Command::Serve(_)) {
+        // A command that prints a result leaves it at that.
+        telemetry::log("warn", LogFormat::Text)?;
+    }
     match &command {
         Command::Serve(args) if args.print_config => output::text(&args.settings.to_toml()),
         Command::Serve(args) => serve::run(&args.settings),
@@ -50,22 +52,5 @@ fn run() -> Result<()> {
             clap_complete::generate(*shell, &mut Cli::command(), "tandem", &mut script);
             output::text(&String::from_utf8(script)?)
         }
-    }
-}
-
-/// A server tells how it started; a command that prints a result leaves it at that.
-fn start_log(command: &Command) {
-    let (level, format) = match command {
-        Command::Serve(args) => ("info", args.settings.telemetry.log_format),
-        _ => ("warn", LogFormatArg::Text),
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    match format {
-        LogFormatArg::Text => log.init(),
-        LogFormatArg::Json => log.json().init(),
     }
 }

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use grpc_server::{Port, ServeConfig, Services};
 use serving::{Frontend, FrontendConfig, InferenceEngine, ModelInfo};
-use settings::{DraftingArg, ListenSettings, ReflectionArg, ServeSettings};
+use settings::{
+    DraftingArg, ListenSettings, LogFormatArg, ReflectionArg, ServeSettings, TelemetrySettings,
+};
+use telemetry::{Collector, Export, LogFormat, TelemetryError};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -17,7 +20,14 @@ use crate::output;
 pub(crate) fn run(settings: &ServeSettings) -> Result<()> {
     refuse_absent(settings)?;
     let runtime = Runtime::new()?;
+    let export = {
+        let _inside = runtime.enter();
+        start_telemetry(&settings.telemetry)?
+    };
     let result = runtime.block_on(serve(settings));
+    if let Some(export) = export {
+        export.shut_down();
+    }
     // A model that is still being read would keep a stopped program.
     runtime.shutdown_background();
     result
@@ -35,6 +45,7 @@ async fn serve(settings: &ServeSettings) -> Result<()> {
     let frontend = Arc::new(Frontend::loading(FrontendConfig {
         max_request_bytes,
         max_buffered_steps: listen.max_buffered_steps as usize,
+        link_span: Some(telemetry::link_span),
         ..FrontendConfig::default()
     }));
     let engine: Arc<dyn InferenceEngine> = frontend.clone();
@@ -68,6 +79,21 @@ async fn serve(settings: &ServeSettings) -> Result<()> {
     Ok(())
 }
 
+/// A server tells how it started.
+fn start_telemetry(settings: &TelemetrySettings) -> Result<Option<Export>, TelemetryError> {
+    const LEVEL: &str = "info";
+    let format = match settings.log_format {
+        LogFormatArg::Text => LogFormat::Text,
+        LogFormatArg::Json => LogFormat::Json,
+    };
+    let Some(endpoint) = settings.otlp_endpoint.clone() else {
+        telemetry::log(LEVEL, format)?;
+        return Ok(None);
+    };
+    let collector = Collector { endpoint, service_name: settings.service_name.clone() };
+    telemetry::log_and_export(LEVEL, format, &collector).map(Some)
+}
+
 /// Resolves at the first signal to stop; the second one ends the program at once.
 fn stop_signal() -> Result<impl Future<Output = ()> + Send> {
     let mut terminate = signal(SignalKind::terminate()).context("watch for SIGTERM")?;
@@ -88,7 +114,7 @@ fn stop_signal() -> Result<impl Future<Output = ()> + Send> {
 
 /// Refuses what nothing here does yet, rather than to ignore it.
 fn refuse_absent(settings: &ServeSettings) -> Result<()> {
-    let ServeSettings { listen, tls, auth, http, compat, telemetry, .. } = settings;
+    let ServeSettings { listen, tls, auth, http, compat, .. } = settings;
     let absent = [
         ("--max-connection-age", listen.max_connection_age.is_some()),
         ("--reflection on", listen.reflection == ReflectionArg::On),
@@ -98,7 +124,6 @@ fn refuse_absent(settings: &ServeSettings) -> Result<()> {
         ("--http-port", http.http_port.is_some()),
         ("--smg-port", compat.smg_port.is_some()),
         ("--vllm-port", compat.vllm_port.is_some()),
-        ("--otlp-endpoint", telemetry.otlp_endpoint.is_some()),
     ];
     for (setting, is_set) in absent {
         ensure!(!is_set, "{setting}: this build cannot do that yet; leave it out");

@@ -11,11 +11,8 @@
 //! # Example
 //!
 //! ```
-//! use telemetry::{LogFormat, Telemetry};
-//!
-//! let telemetry = Telemetry::init("warn", LogFormat::Text)?;
+//! telemetry::log("warn", telemetry::LogFormat::Text)?;
 //! tracing::warn!(disk = "full", "something is wrong");
-//! telemetry.shut_down();
 //! # Ok::<(), telemetry::TelemetryError>(())
 //! ```
 
@@ -57,54 +54,52 @@ pub struct Collector {
     pub service_name: String,
 }
 
-/// The program's subscriber; spans that wait are exported by [`Self::shut_down`].
-#[derive(Debug)]
-#[must_use = "spans that wait are lost without `shut_down`"]
-pub struct Telemetry {
-    spans: Option<SdkTracerProvider>,
+/// Logs to standard error. `RUST_LOG` says what, or `level` where it is not set.
+///
+/// # Errors
+///
+/// If the program has a subscriber already.
+pub fn log(level: &str, format: LogFormat) -> Result<(), TelemetryError> {
+    install(level, format, None)
 }
 
-impl Telemetry {
-    /// Logs to standard error. `RUST_LOG` says what, or `level` where it is not set.
-    ///
-    /// # Errors
-    ///
-    /// If the program has a subscriber already.
-    pub fn init(level: &str, format: LogFormat) -> Result<Self, TelemetryError> {
-        install(level, format, None)
-    }
+/// The export of spans.
+#[derive(Debug)]
+#[must_use = "spans that wait are lost without `shut_down`"]
+pub struct Export(SdkTracerProvider);
 
-    /// The same, and exports the spans of calls. Needs the tokio runtime that it is called in.
-    ///
-    /// # Errors
-    ///
-    /// If the endpoint is no address, or the program has a subscriber already.
-    pub fn init_with_collector(
-        level: &str,
-        format: LogFormat,
-        collector: &Collector,
-    ) -> Result<Self, TelemetryError> {
-        let exporter = SpanExporter::builder()
-            .with_tonic()
-            .with_endpoint(&collector.endpoint)
-            .build()
-            .map_err(|error| TelemetryError::Endpoint {
+/// The same as [`log`], and exports the spans of calls. Needs the tokio runtime that it is called
+/// in.
+///
+/// # Errors
+///
+/// If the endpoint is no address, or the program has a subscriber already.
+pub fn log_and_export(
+    level: &str,
+    format: LogFormat,
+    collector: &Collector,
+) -> Result<Export, TelemetryError> {
+    let exporter =
+        SpanExporter::builder().with_tonic().with_endpoint(&collector.endpoint).build().map_err(
+            |error| TelemetryError::Endpoint {
                 endpoint: collector.endpoint.clone(),
                 reason: error.to_string(),
-            })?;
-        let service = Resource::builder().with_service_name(collector.service_name.clone());
-        let spans = SdkTracerProvider::builder()
-            .with_batch_exporter(exporter)
-            .with_resource(service.build())
-            .build();
-        install(level, format, Some(spans))
-    }
+            },
+        )?;
+    let service = Resource::builder().with_service_name(collector.service_name.clone());
+    let spans = SdkTracerProvider::builder()
+        .with_batch_exporter(exporter)
+        .with_resource(service.build())
+        .build();
+    install(level, format, Some(&spans))?;
+    Ok(Export(spans))
+}
 
+impl Export {
     /// Exports what waits; takes some seconds where the collector does not answer. Must not be
     /// called on a thread that drives the runtime.
     pub fn shut_down(self) {
-        // The subscriber is still there for what this may log.
-        if let Some(Err(error)) = self.spans.map(|spans| spans.shutdown()) {
+        if let Err(error) = self.0.shutdown() {
             tracing::warn!(%error, "spans may be lost");
         }
     }
@@ -113,15 +108,15 @@ impl Telemetry {
 fn install(
     level: &str,
     format: LogFormat,
-    spans: Option<SdkTracerProvider>,
-) -> Result<Telemetry, TelemetryError> {
+    spans: Option<&SdkTracerProvider>,
+) -> Result<(), TelemetryError> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines: Box<dyn Layer<Registry> + Send + Sync> = match format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    let export = spans.as_ref().map(|spans| {
+    let export = spans.map(|spans| {
         tracing_opentelemetry::layer()
             .with_tracer(spans.tracer("tandem"))
             .with_filter(Targets::new().with_target(EXPORTED, tracing::Level::INFO))
@@ -130,6 +125,5 @@ fn install(
         .with(lines.with_filter(filter))
         .with(export)
         .try_init()
-        .map_err(|_| TelemetryError::AlreadyInstalled)?;
-    Ok(Telemetry { spans })
+        .map_err(|_| TelemetryError::AlreadyInstalled)
 }

@@ -12,7 +12,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use serving::{CallContext, FrontendConfig, InferenceEngine as _, TraceContext, whole_reply};
-use telemetry::{Collector, LogFormat, Telemetry};
+use telemetry::{Collector, LogFormat};
 use test_engine::{Setup, TestEngine, streaming};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -63,7 +63,7 @@ async fn a_call_is_a_span_below_its_callers_and_tells_no_text() {
             .serve_with_incoming(TcpListenerStream::new(listener)),
     );
     let collector = Collector { endpoint, service_name: "tandem".to_owned() };
-    let telemetry = Telemetry::init_with_collector("off", LogFormat::Json, &collector).unwrap();
+    let export = telemetry::log_and_export("off", LogFormat::Json, &collector).unwrap();
 
     let link_span = Some(telemetry::link_span as serving::LinkSpan);
     let frontend = FrontendConfig { link_span, ..FrontendConfig::default() };
@@ -78,7 +78,7 @@ async fn a_call_is_a_span_below_its_callers_and_tells_no_text() {
     assert_eq!(reply.outputs[0].token_ids.len(), 5);
     request.stopping = Some(StoppingParams { max_tokens: Some(0), ..StoppingParams::default() });
     assert!(of.frontend.generate(CallContext::default(), request).await.is_err());
-    tokio::task::spawn_blocking(|| telemetry.shut_down()).await.unwrap();
+    tokio::task::spawn_blocking(|| export.shut_down()).await.unwrap();
 
     let span = tokio::time::timeout(PATIENCE, spans.recv()).await.unwrap().unwrap();
     assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.into(), PARENT.into()));
