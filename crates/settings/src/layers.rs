@@ -43,8 +43,8 @@ struct Value {
 /// Reads a command line, program name first, whose flags override `variables`, which override the
 /// file that `--config` or, for `serve`, `TANDEM_CONFIG` names.
 ///
-/// Of a command that has no `--config`, or not every flag of the tree, those that it has are set;
-/// of another one than `serve`, those of `[engine]` alone.
+/// Another command than `serve` takes of both what is in `[engine]` and a flag of its own, or, if it
+/// has no `--config`, nothing.
 ///
 /// # Errors
 ///
@@ -60,11 +60,12 @@ pub fn parse<C: Parser>(
     let mut sources = Sources::default();
     if let Some((name, given)) = matches.subcommand()
         && let Some(command) = command.find_subcommand(name)
+        && let Ok(flag) = given.try_get_one::<PathBuf>("config")
     {
         let mut variables = relevant(variables);
         let named = variables.remove(CONFIG_VARIABLE).filter(|_| name == SERVE);
-        let flag = given.try_get_one::<PathBuf>("config").ok().flatten().cloned();
-        let values = read(flag.or(named.map(PathBuf::from)).as_deref(), variables)?;
+        let file = flag.cloned().or(named.map(PathBuf::from));
+        let values = read(file.as_deref(), variables)?;
         for (key, value) in values {
             if !(name == SERVE || key.section == ENGINE) || !is_open(command, given, &key.name) {
                 continue;

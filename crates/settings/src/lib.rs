@@ -2,7 +2,7 @@
 //!
 //! **Owns** every setting of `tandem serve`, its name, default, range and help, and the way from a
 //! TOML file, `TANDEM_*` variables and flags to [`ServeSettings`]. **Must not know** what a setting
-//! does: values are plain data, paths are not read.
+//! does: values are plain data, and what is in the files that they name is not read.
 //!
 //! Invariants:
 //! * A setting is declared once. The flag `--max-num-seqs`, the variable `TANDEM_MAX_NUM_SEQS` and

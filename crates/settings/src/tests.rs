@@ -20,9 +20,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     Generate(GenerateArgs),
     Score(ScoreArgs),
+    Inspect,
 }
 
 #[derive(Debug, Args)]
@@ -38,6 +39,8 @@ struct GenerateArgs {
 
 #[derive(Debug, Args)]
 struct ScoreArgs {
+    #[arg(long)]
+    config: Option<PathBuf>,
     #[arg(long, default_value = "a")]
     model: String,
 }

@@ -53,8 +53,8 @@ impl ServeSettings {
 /// What `tandem serve` takes: the settings, and what is done with them.
 #[derive(Clone, Debug, Args)]
 pub struct ServeArgs {
-    /// TOML file with settings, which variables and flags override [default: TANDEM_CONFIG, if that
-    /// is set]
+    /// TOML file with settings, which variables (TANDEM_PORT is --port) and flags override
+    /// [default: TANDEM_CONFIG, if that is set]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Print the settings of file, environment and flags together as TOML, and stop

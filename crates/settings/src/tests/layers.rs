@@ -149,6 +149,7 @@ fn other_commands_take_their_part_of_the_engine_section() {
     assert_eq!((args.engine.block_size, args.port), (32, None));
     let (command, _) = run(&["score"], &[("TANDEM_MODEL", "b"), ("TANDEM_THREADS", "1")]).unwrap();
     assert!(matches!(command, Command::Score(args) if args.model == "b"));
+    assert!(run(&["inspect"], &[("TANDEM_PORT", "x"), ("TANDEM_SPEED", "1")]).is_ok());
 }
 
 #[test]
