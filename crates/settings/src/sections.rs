@@ -99,12 +99,12 @@ pub struct TlsSettings {
 #[group(id = "auth")]
 #[serde(rename_all = "kebab-case")]
 pub struct AuthSettings {
-    /// File with one bearer token a line, as `token` or `name:token`; `#` begins a comment
-    /// [default: everyone may call]
+    /// File with one bearer token a line, as `token` or `name:token`; a line that begins with `#`
+    /// is a comment [default: everyone may call]
     #[arg(long)]
     pub api_keys_file: Option<PathBuf>,
-    /// The same for calls that change the server or show others' requests [default: as
-    /// --api-keys-file]
+    /// The same for calls that change the server, show what others ask or describe it; other calls
+    /// take these tokens, too [default: with --api-keys-file nobody may make such calls]
     #[arg(long)]
     pub admin_keys_file: Option<PathBuf>,
     /// Largest number of calls that run at once with one token of --api-keys-file [default: no
