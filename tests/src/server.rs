@@ -9,7 +9,7 @@ use grpc_api::control::v1::control_service_client::ControlServiceClient;
 use grpc_api::control::v1::{GetStatsRequest, GetStatsResponse};
 use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
 use grpc_api::inference::v1::{GenerateStreamRequest, GenerateStreamResponse};
-use grpc_server::{Port, ServeConfig, Services};
+use grpc_server::{Port, Security, ServeConfig, Services};
 use model_config::ModelConfig;
 use model_runner::RunnerOptions;
 use models::ComputeDtype;
@@ -69,7 +69,8 @@ impl Server {
         let model = ModelInfo { index_topk, ..ModelInfo::default() };
         let frontend: Arc<dyn InferenceEngine> =
             Arc::new(Frontend::new(FrontendConfig::default(), engine.clone(), tokenizer, model));
-        let port = Port { listener, services: Services::own(&frontend, 16 << 20) };
+        let services = Services::own(&frontend, 16 << 20);
+        let port = Port { listener, services, security: Security::default() };
         let forever = std::future::pending();
         tokio::spawn(grpc_server::serve(vec![port], ServeConfig::default(), frontend, forever));
         Ok(Self { engine, address, _thread: thread })

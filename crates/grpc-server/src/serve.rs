@@ -14,12 +14,17 @@ use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::port::{Port, Services};
+use crate::guard::Guard;
+use crate::port::{Port, Security, Services};
 
 /// How often the engine's state is looked at: bounds how late health shows a change.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
 /// How long connections may take to close once no request is left.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Streams that a client may reset faster than they are looked at; at one more the connection is
+/// closed, so that opening and resetting streams cannot keep the server busy.
+const RESET_STREAMS_MAX: usize = 128;
 
 /// How the server behaves.
 #[derive(Clone, Debug)]
@@ -30,6 +35,13 @@ pub struct ServeConfig {
     pub keepalive_interval: Duration,
     /// How long a probe may stay without an answer before the connection is closed.
     pub keepalive_timeout: Duration,
+    /// After which time a connection takes no new calls; those that run go on. Without it,
+    /// connections last.
+    pub max_connection_age: Option<Duration>,
+    /// Calls of a connection at a time, streams included; further ones wait in the client.
+    pub max_concurrent_streams: u32,
+    /// Largest size of a call's headers in bytes, as HTTP/2 counts them.
+    pub max_header_list_bytes: u32,
 }
 
 impl Default for ServeConfig {
@@ -38,6 +50,26 @@ impl Default for ServeConfig {
             drain_timeout: Duration::from_secs(30),
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(10),
+            max_connection_age: None,
+            max_concurrent_streams: 1024,
+            max_header_list_bytes: 16 << 10,
+        }
+    }
+}
+
+impl ServeConfig {
+    fn builder(&self) -> Server {
+        let server = Server::builder()
+            .http2_keepalive_interval(Some(self.keepalive_interval))
+            .http2_keepalive_timeout(Some(self.keepalive_timeout))
+            .max_concurrent_streams(self.max_concurrent_streams)
+            .http2_max_header_list_size(self.max_header_list_bytes)
+            .http2_max_pending_accept_reset_streams(Some(RESET_STREAMS_MAX))
+            .http2_max_local_error_reset_streams(Some(RESET_STREAMS_MAX));
+        match self.max_connection_age {
+            // Without a grace: tonic closes a connection after one at once, without a GOAWAY.
+            Some(age) => server.max_connection_age(age),
+            None => server,
         }
     }
 }
@@ -84,8 +116,8 @@ pub async fn serve(
     let drained = CancellationToken::new();
     let mut servers = JoinSet::new();
     let mut health = vec![];
-    for Port { listener, services } in ports {
-        let Services { mut routes, mut names } = services;
+    for Port { listener, services, security } in ports {
+        let Services { mut routes, mut names, .. } = services;
         let (reporter, service) = tonic_health::server::health_reporter();
         routes.add_service(service);
         // The empty name is the port as a whole.
@@ -93,16 +125,17 @@ pub async fn serve(
         let of_port = Health { reporter, names };
         of_port.report(ServingStatus::NotServing).await;
         health.push(of_port);
-        servers.spawn(
-            Server::builder()
-                .http2_keepalive_interval(Some(config.keepalive_interval))
-                .http2_keepalive_timeout(Some(config.keepalive_timeout))
-                .add_routes(routes.routes())
-                .serve_with_incoming_shutdown(
-                    TcpIncoming::from(listener).with_nodelay(Some(true)),
-                    drained.clone().cancelled_owned(),
-                ),
-        );
+        let Security { tls, access } = security;
+        let mut server = config.builder();
+        if let Some(tls) = tls {
+            server = server.tls_config(tls.config).map_err(ServeError::Transport)?;
+        }
+        let guard = Guard { routes: routes.routes().prepare(), access: access.map(Arc::new) };
+        servers.spawn(server.serve_with_incoming_shutdown(
+            guard,
+            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            drained.clone().cancelled_owned(),
+        ));
     }
     let supervisor = async {
         supervise(&*engine, &health, shutdown).await;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use grpc_server::{Port, ServeConfig, Services};
+use grpc_server::{Port, Security, ServeConfig, Services};
 use serving::{Frontend, FrontendConfig, InferenceEngine, ModelInfo};
 use settings::{
     DraftingArg, ListenSettings, LogFormatArg, ReflectionArg, ServeSettings, TelemetrySettings,
@@ -54,10 +54,11 @@ async fn serve(settings: &ServeSettings) -> Result<()> {
         drain_timeout: listen.drain_timeout,
         keepalive_interval: listen.keepalive_interval,
         keepalive_timeout: listen.keepalive_timeout,
+        ..ServeConfig::default()
     };
+    let port = Port { listener, services, security: Security::default() };
     let stop = stop_signal()?;
-    let mut serving =
-        tokio::spawn(grpc_server::serve(vec![Port { listener, services }], config, engine, stop));
+    let mut serving = tokio::spawn(grpc_server::serve(vec![port], config, engine, stop));
     let engine_settings = settings.engine.clone();
     let loading = tokio::task::spawn_blocking(move || {
         loading::start_engine(&engine_settings, DraftingArg::Adaptive)

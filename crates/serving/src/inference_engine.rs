@@ -113,7 +113,7 @@ impl CallContext {
     pub fn of<T>(request: &tonic::Request<T>) -> Self {
         let metadata = request.metadata();
         Self {
-            deadline: timeout_of(metadata).map(|timeout| Instant::now() + timeout),
+            deadline: timeout_of(metadata.as_ref()).map(|timeout| Instant::now() + timeout),
             trace: TraceContext::of(metadata),
             hold: request.extensions().get::<Hold>().map(|hold| Arc::clone(&hold.0)),
         }

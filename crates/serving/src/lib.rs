@@ -59,3 +59,4 @@ pub use observer::{
 };
 pub use reply::whole_reply;
 pub use span::LinkSpan;
+pub use timeout::timeout_of;

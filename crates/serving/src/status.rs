@@ -30,16 +30,20 @@ pub fn invalid_argument(violations: Vec<FieldViolation>) -> Status {
     Status::with_error_details(Code::InvalidArgument, message, details)
 }
 
+/// RESOURCE_EXHAUSTED: `subject` has no room for the call now, and may have soon.
+#[must_use]
+pub fn exhausted(subject: &str, reason: &str, message: &str) -> Status {
+    let mut details = ErrorDetails::with_retry_info(Some(Duration::from_secs(1)));
+    details.add_quota_failure_violation(subject, message);
+    details.set_error_info(reason, DOMAIN, [] as [(String, String); 0]);
+    Status::with_error_details(Code::ResourceExhausted, message, details)
+}
+
 /// Why the engine did not take a request.
 pub(crate) fn refused(error: &SubmitError) -> Status {
     let message = error.to_string();
     match error {
-        SubmitError::QueueFull { .. } => {
-            let mut details = ErrorDetails::with_retry_info(Some(Duration::from_secs(1)));
-            details.add_quota_failure_violation("queue", message.clone());
-            details.set_error_info("QUEUE_FULL", DOMAIN, [] as [(String, String); 0]);
-            Status::with_error_details(Code::ResourceExhausted, message, details)
-        }
+        SubmitError::QueueFull { .. } => exhausted("queue", "QUEUE_FULL", &message),
         SubmitError::ShuttingDown => with_reason(Code::Unavailable, "DRAINING", &message),
         SubmitError::Dead(_) => with_reason(Code::Unavailable, "ENGINE_DEAD", &message),
         SubmitError::Invalid(_) => invalid_argument(vec![FieldViolation::new("prompt", message)]),
@@ -78,7 +82,8 @@ pub(crate) fn slow_reader(n_steps: usize) -> Status {
 }
 
 /// The call's `grpc-timeout` passed.
-pub(crate) fn deadline_exceeded() -> Status {
+#[must_use]
+pub fn deadline_exceeded() -> Status {
     with_reason(Code::DeadlineExceeded, "DEADLINE_EXCEEDED", "the call's grpc-timeout passed")
 }
 

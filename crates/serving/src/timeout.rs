@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use tonic::metadata::MetadataMap;
+use tonic::codegen::http::HeaderMap;
 
 /// The call's `grpc-timeout`; a malformed one is as good as none.
 ///
 /// The transport ends a unary call at the same time with the wrong status, CANCELLED, so this one
 /// is a little shorter.
-pub(crate) fn timeout_of(metadata: &MetadataMap) -> Option<Duration> {
-    let value = metadata.get("grpc-timeout")?.to_str().ok()?;
+#[must_use]
+pub fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
+    let value = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;

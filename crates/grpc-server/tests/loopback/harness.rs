@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
 use grpc_api::inference::v1::{GenerateRequest, GeneratedOutput};
-use grpc_server::{Port, ServeConfig, Services, serve};
+use grpc_server::{Port, Security, ServeConfig, Services, serve};
 use serving::InferenceEngine;
 pub(crate) use test_engine::*;
 use tokio::net::TcpListener;
@@ -36,13 +36,22 @@ impl Server {
     }
 
     pub(crate) async fn start_with(setup: Setup, config: ServeConfig) -> Self {
+        Self::start_secured(setup, config, Security::default()).await
+    }
+
+    pub(crate) async fn start_secured(
+        setup: Setup,
+        config: ServeConfig,
+        security: Security,
+    ) -> Self {
         let max_request_bytes = setup.frontend.max_request_bytes;
         let of = TestEngine::start(setup);
         let engine: Arc<dyn InferenceEngine> = of.frontend.clone();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
-        let port = Port { listener, services: Services::own(&engine, max_request_bytes) };
+        let services = Services::own(&engine, max_request_bytes).with_reflection();
+        let port = Port { listener, services, security };
         let serving = tokio::spawn(async move {
             let stopped = async { stopped.await.unwrap_or_default() };
             serve(vec![port], config, engine, stopped).await.unwrap();
