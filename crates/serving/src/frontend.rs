@@ -220,6 +220,11 @@ impl InferenceEngine for Frontend {
         }
     }
 
+    async fn tokenize(&self, text: String) -> Result<Vec<u32>, Status> {
+        let prompt = pb::generate_stream_request::Prompt::Text(text);
+        self.loaded()?.prompts.ids(Some(prompt)).await.map(|(ids, _)| ids)
+    }
+
     fn abort(&self, request_id: u64) -> bool {
         self.loaded.get().is_some_and(|loaded| loaded.engine.abort(RequestId(request_id)))
     }
@@ -274,6 +279,11 @@ impl InferenceEngine for Frontend {
 
     fn checkpoint_dir(&self) -> Option<PathBuf> {
         self.loaded.get()?.model.checkpoint_dir.clone()
+    }
+
+    fn token_text(&self, token_id: u32) -> Option<String> {
+        let bytes = self.loaded.get()?.prompts.tokenizer.as_deref()?.token_bytes(token_id)?;
+        Some(String::from_utf8_lossy(bytes).into_owned())
     }
 
     fn state(&self) -> EngineState {

@@ -36,6 +36,9 @@ pub trait InferenceEngine: Send + Sync + 'static {
         request: pb::GenerateStreamRequest,
     ) -> Result<Messages, Status>;
 
+    /// The ids of a text prompt, those that [`Self::generate`] makes of it.
+    async fn tokenize(&self, text: String) -> Result<Vec<u32>, Status>;
+
     /// Ends an unfinished output, which then gets its last message; false for any other id.
     fn abort(&self, request_id: u64) -> bool;
 
@@ -56,6 +59,13 @@ pub trait InferenceEngine: Send + Sync + 'static {
 
     /// The folder with the model's `config.json` and tokenizer files, if there is one.
     fn checkpoint_dir(&self) -> Option<PathBuf>;
+
+    /// The text of a token by itself, or the name of a special one; `None` where the model has no
+    /// such token or no tokenizer. A part of a character is U+FFFD.
+    fn token_text(&self, token_id: u32) -> Option<String> {
+        let _ = token_id;
+        None
+    }
 
     /// Whether requests are served.
     fn state(&self) -> EngineState;

@@ -38,8 +38,17 @@ const CRATES: &[Crate] = &[
         "control",
         &["engine", "engine-types", "grammar", "grpc-api", "tokenization"],
     ),
+    known("admin-http", 5, "control", &["engine-types", "grpc-api", "serving"]),
     known("grpc-server", 5, "control", &["grpc-api", "serving"]),
+    known("compat-smg", 5, "control", &["grpc-api", "serving"]),
+    known("compat-vllm", 5, "control", &["grpc-api", "serving"]),
     known("telemetry", 5, "control", &["serving"]),
+    known(
+        "terminal",
+        5,
+        "control",
+        &["chat-template", "grpc-api", "serving", "tokenization"],
+    ),
     known(
         "test-engine",
         5,
