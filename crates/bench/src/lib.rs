@@ -1,0 +1,34 @@
+//! Benchmarks of serving that can be trusted.
+//!
+//! # Example
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use bench::{Arrival, Metrics, Outcome, Record, Slo};
+//!
+//! let at = Duration::from_millis;
+//! let arrival = |millis, n_tokens| Arrival { at: at(millis), n_tokens };
+//! let record = Record {
+//!     index: 0, due: at(0), sent: at(0), ended: at(160), outcome: Outcome::Completed, n_prompt: 3,
+//!     messages: vec![arrival(100, 1), arrival(130, 4), arrival(160, 4)],
+//! };
+//! let metrics = Metrics::of(&[record], &Slo::default());
+//! assert_eq!(metrics.tpot_ms.unwrap().mean, 7.5, "60 ms for 8 tokens, in two messages");
+//! ```
+
+mod arrivals;
+mod metrics;
+mod record;
+mod run;
+mod summary;
+mod target;
+mod workload;
+
+pub use arrivals::{Load, schedule};
+pub use metrics::{Metrics, Slo};
+pub use record::{Arrival, Outcome, Record};
+pub use run::{run_closed, run_open};
+pub use summary::Summary;
+pub use target::{Counters, Failure, Piece, Pieces, Target, Totals};
+pub use workload::{Planned, Prompt, PromptFileError, RandomPrompts, Vocabulary, from_jsonl};
