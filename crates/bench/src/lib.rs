@@ -18,7 +18,9 @@
 //! ```
 
 mod arrivals;
+mod grpc;
 mod metrics;
+mod openai;
 mod record;
 mod run;
 mod summary;
@@ -26,7 +28,9 @@ mod target;
 mod workload;
 
 pub use arrivals::{Load, schedule};
+pub use grpc::GrpcTarget;
 pub use metrics::{Metrics, Slo};
+pub use openai::OpenAiTarget;
 pub use record::{Arrival, Outcome, Record};
 pub use run::{run_closed, run_open};
 pub use summary::Summary;
