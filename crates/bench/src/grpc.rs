@@ -42,13 +42,22 @@ impl GrpcTarget {
     ///
     /// # Errors
     ///
-    /// If the address or the token is malformed, or nothing answers.
+    /// If the address or the token is malformed, or if nothing answers.
     pub async fn connect(url: &str, token: Option<&str>) -> Result<Self, Failure> {
         let connection = |error: tonic::transport::Error| {
             Failure::new("connection", format!("{url}: {error}: is the server running?"))
         };
         let endpoint = Endpoint::from_shared(url.to_owned()).map_err(connection)?;
         let channel = endpoint.tcp_nodelay(true).connect().await.map_err(connection)?;
+        Self::over(channel, token)
+    }
+
+    /// The same over a connection that stands.
+    ///
+    /// # Errors
+    ///
+    /// If the token is malformed.
+    pub fn over(channel: Channel, token: Option<&str>) -> Result<Self, Failure> {
         let bearer = token.map(|token| MetadataValue::try_from(format!("Bearer {token}")));
         let bearer = bearer.transpose().map_err(|_| {
             Failure::new("token", "the token has characters that no header may have")
