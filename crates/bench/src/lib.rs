@@ -18,21 +18,43 @@
 //! ```
 
 mod arrivals;
+mod compare;
 mod grpc;
+mod machine;
 mod metrics;
 mod openai;
+mod provenance;
 mod record;
+mod report;
+mod result;
 mod run;
+#[cfg(test)]
+mod sample;
+mod series;
 mod summary;
 mod target;
 mod workload;
 
 pub use arrivals::{Load, schedule};
+pub use compare::{
+    ACCEPTANCE_LOSS_MAX, ASSUMED_SPREAD, AbResult, AbRow, CONFIDENCE, Comparison, EFFECT_MIN,
+    Finding, Incomparable, Row, Setting, Spread, compare,
+};
 pub use grpc::GrpcTarget;
+pub use machine::{
+    GENERATOR_SHARE, GeneratorLoad, LoadWindow, MachineLoad, Monitor, QUIET_SHARE, SEND_LAG_MS,
+    ServerProcess,
+};
 pub use metrics::{Metrics, Slo};
 pub use openai::OpenAiTarget;
+pub use provenance::{
+    Build, Checkpoint, Covers, Fact, Host, Process, Provenance, Server, Source, masked,
+};
 pub use record::{Arrival, Outcome, Record};
+pub use report::{ReportError, Warning, comparison_markdown, html, markdown, warnings};
+pub use result::{ResultFile, ResultFileError, RunResult, SCHEMA, Workload};
 pub use run::{run_closed, run_open};
+pub use series::{Quantiles, Series, Timeline};
 pub use summary::Summary;
 pub use target::{Counters, Failure, Piece, Pieces, Target, Totals};
 pub use workload::{Planned, Prompt, PromptFileError, RandomPrompts, Vocabulary, from_jsonl};

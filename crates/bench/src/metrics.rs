@@ -174,7 +174,7 @@ fn peak(completed: &[&Record], start: Duration, duration_s: f64) -> f64 {
     clippy::cast_sign_loss,
     reason = "indices of parts"
 )]
-fn spread(parts: &mut [f64], part_s: f64, (from, to): (f64, f64), n: f64) {
+pub(crate) fn spread(parts: &mut [f64], part_s: f64, (from, to): (f64, f64), n: f64) {
     let last = parts.len() - 1;
     let index = |time: f64| ((time / part_s) as usize).min(last);
     let (first, end) = (index(from), index(to));

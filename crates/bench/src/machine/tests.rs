@@ -1,0 +1,140 @@
+//! Loads of machines that are written down, and of this one.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::process::Command;
+
+use super::*;
+
+/// A `/proc` of two processors; ticks so far of: idle, the server, its child, this program, another.
+fn kernel(folder: &tempfile::TempDir, ticks: [u64; 5]) -> Kernel {
+    let write = |name: String, text: String| {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    let [idle, server, child, own, other] = ticks;
+    let busy = server + child + own + other;
+    write("stat".into(), format!("cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1\ncpu1 1\nbtime 1\n"));
+    write("loadavg".into(), "2.50 1.0 1.0 1/2 3\n".into());
+    write("cpuinfo".into(), "cpu MHz\t: 2000.0\ncpu MHz\t: 3000.0\n".into());
+    let process = |pid: u32, parent: u32, name: &str, ticks: u64| {
+        let zeros = "0 ".repeat(9);
+        write(
+            format!("{pid}/stat"),
+            format!("{pid} ({name}) S {parent} {zeros}{ticks} 0 0 0 20 0 1 0 7\n"),
+        );
+    };
+    process(4_000_001, 1, "tandem", server);
+    process(4_000_002, 4_000_001, "worker", child);
+    process(std::process::id(), 1, "bench", own);
+    process(4_000_003, 1, "a) (b", other);
+    Kernel { proc: folder.path().to_owned(), sys: folder.path().to_owned() }
+}
+
+const SERVER: ServerProcess = ServerProcess::Local(4_000_001);
+
+/// The window between two looks.
+fn window(server: ServerProcess, from: [u64; 5], to: [u64; 5]) -> LoadWindow {
+    let folder = tempfile::tempdir().unwrap();
+    let mut tally = Tally::new(kernel(&folder, from).scan());
+    tally.add(&kernel(&folder, to).scan().unwrap(), server);
+    tally.window()
+}
+
+#[test]
+fn work_is_shared_out_to_who_did_it() {
+    let window = window(SERVER, [1000, 10, 20, 30, 40], [1040, 30, 40, 40, 50]);
+    let shares = (window.busy, window.server, window.generator, window.others);
+    assert_eq!(shares, (0.6, 0.4, 0.1, 0.1));
+    assert_eq!(window.busiest, [("a) (b".to_owned(), 0.1)]);
+    assert_eq!(window.load_average, 2.5);
+    assert_eq!(window.mhz.unwrap().mean, 2500.0);
+    assert_eq!(window.others_by_sample.unwrap().max, 0.1);
+}
+
+#[test]
+fn a_machine_is_quiet_up_to_a_twentieth() {
+    let judge_of = |server, others: u64| {
+        let during = window(server, [1, 0, 0, 0, 0], [901 - others, 80, 0, 20, others]);
+        judge(server, 2, &LoadWindow::default(), &during)
+    };
+    assert_eq!(judge_of(SERVER, 50), (Some(true), None));
+    let (is_quiet, why) = judge_of(SERVER, 60);
+    assert_eq!(is_quiet, Some(false));
+    assert_eq!(why.unwrap(), "others used 6 % of all processors during the run: a) (b 6 %");
+    // Where the server's process is not known its work looks like that of others.
+    assert_eq!(judge_of(ServerProcess::Unknown, 0).0, None);
+    assert_eq!(judge_of(ServerProcess::Elsewhere, 0).0, Some(false));
+    let (is_quiet, why) = judge(SERVER, 0, &LoadWindow::default(), &LoadWindow::default());
+    assert!(is_quiet.is_none() && why.unwrap().contains("does not tell"));
+}
+
+#[test]
+fn a_generator_that_is_late_or_busy_is_told() {
+    let record = |lag| crate::Record {
+        index: 0,
+        due: Duration::ZERO,
+        sent: Duration::from_millis(lag),
+        messages: vec![],
+        ended: Duration::from_secs(1),
+        outcome: crate::Outcome::Completed,
+        n_prompt: 1,
+    };
+    let of = |share: f64, lag| {
+        let during = LoadWindow { generator: share, ..LoadWindow::default() };
+        let machine = MachineLoad {
+            n_cpus: 4,
+            governor: None,
+            before: LoadWindow::default(),
+            during,
+            is_quiet: Some(true),
+            why_not: None,
+        };
+        let metrics = Metrics::of(&[record(lag)], &crate::Slo::default());
+        assert_eq!(GeneratorLoad::of(&machine, ServerProcess::InProcess, &metrics), None);
+        GeneratorLoad::of(&machine, SERVER, &metrics).unwrap()
+    };
+    assert!(!of(0.19, 10).is_bottleneck);
+    assert_eq!(of(0.25, 0).why.unwrap(), "it used 100 % of a processor");
+    assert!(of(0.1, 11).why.unwrap().contains("11.0 ms late"));
+}
+
+#[test]
+fn a_busy_neighbour_is_seen_on_this_machine() {
+    let mut neighbour = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+    let monitor = Monitor::start(ServerProcess::Elsewhere);
+    monitor.begin();
+    // Until the kernel has counted a second's ticks, however little of a processor it gets.
+    let began = Instant::now();
+    let ticks = || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", neighbour.id())).unwrap();
+        stat.split(' ').nth(13).unwrap().parse::<u64>().unwrap()
+    };
+    let n_before = ticks();
+    while ticks() < n_before + 100 && began.elapsed() < Duration::from_secs(30) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let load = monitor.finish();
+    neighbour.kill().unwrap();
+    neighbour.wait().unwrap();
+    // The monitor may have begun a little later than the count.
+    let others_s = load.during.others * load.during.seconds * f64::from(load.n_cpus);
+    assert!(others_s > 0.5 && load.during.busy <= 1.0, "{load:?}");
+}
+
+#[test]
+fn the_process_behind_an_address_is_found() {
+    for local in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0"] {
+        let listener = TcpListener::bind(local).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let ip = if local.starts_with('[') { "::1" } else { "127.0.0.1" };
+        let address = SocketAddr::new(ip.parse().unwrap(), port);
+        let found = ServerProcess::listening_on(address);
+        assert_eq!(found, ServerProcess::Local(std::process::id()), "{local}");
+    }
+    let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
+    assert_eq!(ServerProcess::listening_on(nobody), ServerProcess::Unknown);
+    let documentation = SocketAddr::from(([192, 0, 2, 1], 1));
+    assert_eq!(ServerProcess::listening_on(documentation), ServerProcess::Elsewhere);
+}

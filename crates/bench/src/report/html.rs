@@ -1,0 +1,330 @@
+//! Results as one HTML file without scripts and without anything from elsewhere.
+
+use minijinja::Environment;
+use minijinja::value::Serde;
+use serde::Serialize;
+
+use super::plots::{Bars, Line, Plot};
+use super::tables::{self, Table};
+use super::{ReportError, Warning, warnings};
+use crate::arrivals::Load;
+use crate::compare::{Group, groups};
+use crate::provenance::Server;
+use crate::result::{ResultFile, RunResult};
+use crate::series::Quantiles;
+
+const PAGE: &str = include_str!("report.html");
+
+/// What the page shows.
+#[derive(Serialize)]
+struct Page<'a> {
+    title: &'a str,
+    started_at: String,
+    warnings: Vec<Warning>,
+    pairs: Vec<Pairs<'a>>,
+    summary: Table,
+    counted: Option<Table>,
+    legend: Vec<&'a str>,
+    overview: Vec<Figure>,
+    settings: Vec<SettingPage<'a>>,
+    origin: Vec<(&'static str, String)>,
+    servers: Vec<ServerPage<'a>>,
+    arguments: String,
+    bench_settings: String,
+}
+
+/// What pairs of a setting say.
+#[derive(Serialize)]
+struct Pairs<'a> {
+    name: &'a str,
+    sentence: &'a str,
+    table: Table,
+}
+
+/// A plot with its words.
+#[derive(Serialize)]
+struct Figure {
+    title: String,
+    note: String,
+    svg: String,
+}
+
+/// A setting of the load, over all servers.
+#[derive(Serialize)]
+struct SettingPage<'a> {
+    name: &'a str,
+    figures: Vec<Figure>,
+    runs: Vec<RunPage>,
+}
+
+/// One run.
+#[derive(Serialize)]
+struct RunPage {
+    title: String,
+    figures: Table,
+    distributions: Table,
+}
+
+/// A server.
+#[derive(Serialize)]
+struct ServerPage<'a> {
+    name: &'a str,
+    facts: Vec<(&'static str, String)>,
+    config: String,
+}
+
+/// The page of a document: warnings, tables, plots and where it all comes from.
+///
+/// # Errors
+///
+/// If a plot cannot be drawn, or the page not be filled in.
+pub fn html(file: &ResultFile) -> Result<String, ReportError> {
+    let provenance = file.provenance();
+    let groups = groups(file.runs());
+    let mut names: Vec<&str> = vec![];
+    for group in &groups {
+        if !names.contains(&group.name) {
+            names.push(group.name);
+        }
+    }
+    let settings = names.into_iter().map(|name| setting(file, &groups, name));
+    let pairs = file.ab().iter().map(|ab| Pairs {
+        name: &ab.name,
+        sentence: &ab.sentence,
+        table: tables::pairs(ab),
+    });
+    let page = Page {
+        title: file.title(),
+        started_at: provenance.started_at.to_string(),
+        warnings: warnings(file),
+        pairs: pairs.collect(),
+        summary: tables::summary(file),
+        counted: tables::counted(file),
+        legend: provenance.servers.iter().map(|server| server.name.as_str()).collect(),
+        overview: overview(file, &groups)?,
+        settings: settings.collect::<Result<_, _>>()?,
+        origin: origin(file),
+        servers: provenance.servers.iter().map(server).collect(),
+        arguments: provenance.arguments.join(" "),
+        bench_settings: format!("{:#}", provenance.settings),
+    };
+    let mut pages = Environment::new();
+    pages.add_template("report.html", PAGE).map_err(ReportError::Page)?;
+    let template = pages.get_template("report.html").map_err(ReportError::Page)?;
+    template.render(Serde(page)).map_err(ReportError::Page)
+}
+
+fn origin(file: &ResultFile) -> Vec<(&'static str, String)> {
+    let provenance = file.provenance();
+    let build = if provenance.bench.is_optimized { "optimized" } else { "for debugging" };
+    let host = &provenance.host;
+    let memory = host.memory_bytes.known().map(|bytes| format!("{} GiB", bytes >> 30));
+    let governor = file.runs().iter().find_map(|run| run.machine.governor.clone());
+    let mut facts = vec![
+        ("Commit", provenance.bench.source.to_string()),
+        (
+            "Benchmark",
+            format!("{}, built {build} by {}", provenance.bench.version, provenance.bench.rustc),
+        ),
+        ("Processor", format!("{} × {}", host.n_cpus, host.cpu)),
+        ("Kernel", host.kernel.to_string()),
+    ];
+    facts.extend(memory.map(|memory| ("Memory", memory)));
+    facts.extend(governor.map(|governor| ("Governor", governor)));
+    if let Some(run) = file.runs().first() {
+        let workloads = file.runs().iter().filter(|of| of.workload == run.workload).count();
+        let more = if workloads < file.runs().len() { " and others" } else { "" };
+        let asked = &run.workload;
+        facts.push(("Requests", format!("{}: {}{more}", asked.n_requests, asked.description)));
+        facts.push(("Warm-up", format!("{} requests", run.n_warmup)));
+    }
+    facts
+}
+
+fn server(server: &Server) -> ServerPage<'_> {
+    let mut facts = vec![
+        ("Address", server.address.clone()),
+        ("Version", server.version.to_string()),
+        ("Commit", server.source.to_string()),
+        ("Checkpoint", server.checkpoint.to_string()),
+        ("Device", server.device.to_string()),
+        ("Threads", server.threads.to_string()),
+        ("Synthetic acceptance", server.synthetic_acceptance.to_string()),
+    ];
+    match server.process.known() {
+        Some(process) => {
+            let (pid, started, n) = (process.pid, process.started_at, process.n_threads);
+            facts.push(("Process", format!("{pid}, started {started}, {n} threads")));
+            facts.push(("Arguments", process.arguments.join(" ")));
+        }
+        None => facts.push(("Process", "unknown".to_owned())),
+    }
+    if !server.libraries.is_empty() {
+        let each = server.libraries.iter().map(|(name, version)| format!("{name} {version}"));
+        facts.push(("Libraries", each.collect::<Vec<_>>().join(", ")));
+    }
+    ServerPage { name: &server.name, facts, config: format!("{:#}", server.config) }
+}
+
+fn figure(
+    title: impl Into<String>,
+    note: &str,
+    plot: &Plot,
+) -> Result<Option<Figure>, ReportError> {
+    if plot.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Figure { title: title.into(), note: note.to_owned(), svg: plot.svg()? }))
+}
+
+/// Plots over all settings.
+fn overview(file: &ResultFile, groups: &[Group<'_>]) -> Result<Vec<Figure>, ReportError> {
+    let mut figures = vec![];
+    let mut workloads: Vec<&str> = vec![];
+    for run in file.runs() {
+        if !workloads.contains(&run.workload.description.as_str()) {
+            workloads.push(&run.workload.description);
+        }
+    }
+    for workload in workloads {
+        let of: Vec<&Group<'_>> =
+            groups.iter().filter(|group| group.runs[0].workload.description == workload).collect();
+        let plot = trade_off(file, &of);
+        // A point alone is in the table.
+        if plot.lines.iter().any(|line| line.points.len() > 1) {
+            let note = format!("{workload}. Medians over repeats; beside a point its load.");
+            figures.extend(figure("Throughput against latency", &note, &plot)?);
+        }
+    }
+    let names = server_names(file);
+    let bars = names.iter().enumerate().filter_map(|(server, name)| {
+        let mut counted = groups.iter().filter(|of| of.server == *name).filter_map(tables::total);
+        let first = counted.next()?;
+        let all = counted.fold(first, |sum, counters| tables::plus(&sum, &counters));
+        let heights = tables::by_position(&all).into_iter().map(|share| share * 100.0).collect();
+        Some(Bars { server, heights })
+    });
+    let plot = Plot {
+        x_label: "position of the draft",
+        y_label: "accepted, %",
+        bars: bars.filter(|bars| !bars.heights.is_empty()).collect(),
+        y_max: Some(100.0),
+        ..Plot::default()
+    };
+    figures.extend(figure("Acceptance by position", "Of the drafts verified there.", &plot)?);
+    Ok(figures)
+}
+
+fn server_names(file: &ResultFile) -> Vec<&str> {
+    file.provenance().servers.iter().map(|server| server.name.as_str()).collect()
+}
+
+/// A line for each server through its settings, from the lowest latency on.
+fn trade_off(file: &ResultFile, groups: &[&Group<'_>]) -> Plot {
+    let line = |(server, name): (usize, &str)| {
+        let point = |group: &&&Group<'_>| {
+            let x = group.spread(|run| Some(run.metrics.tpot_ms?.mean))?.median;
+            let y = group.spread(|run| Some(run.metrics.output_throughput))?.median;
+            Some(((x, y), load_label(group.runs[0].load)))
+        };
+        let of_server = groups.iter().filter(|group| group.server == name);
+        let mut marked: Vec<_> = of_server.filter_map(|group| point(&group)).collect();
+        marked.sort_by(|a, b| a.0.0.total_cmp(&b.0.0));
+        let (points, labels) = marked.into_iter().unzip();
+        Line { server, points, labels }
+    };
+    Plot {
+        x_label: "TPOT, mean (ms)",
+        y_label: "output tokens/s",
+        lines: server_names(file).into_iter().enumerate().map(line).collect(),
+        ..Plot::default()
+    }
+}
+
+fn load_label(load: Load) -> String {
+    match load {
+        Load::Closed { concurrency } => concurrency.to_string(),
+        Load::Open { rate, .. } => format!("{rate}/s"),
+    }
+}
+
+/// Plots of a setting: a line for each repeat, in the colour of its server.
+fn setting<'a>(
+    file: &ResultFile,
+    groups: &[Group<'_>],
+    name: &'a str,
+) -> Result<SettingPage<'a>, ReportError> {
+    let names = server_names(file);
+    let place = |group: &Group<'_>| names.iter().position(|name| *name == group.server);
+    let runs: Vec<(usize, &RunResult)> = groups
+        .iter()
+        .filter(|group| group.name == name)
+        .filter_map(|group| Some((place(group)?, group)))
+        .flat_map(|(server, group)| group.runs.iter().map(move |run| (server, *run)))
+        .collect();
+    let to_p99 = "Up to the 99th percentile; a line for each repeat.";
+    let over_time = "A line for each repeat.";
+    let running = "Requests sent and not ended.";
+    let figures = [
+        figure("Time to the first token", to_p99, &cdf(&runs, "ms", |run| &run.series.ttft_ms))?,
+        figure("Time between tokens", to_p99, &cdf(&runs, "ms", |run| &run.series.itl_token_ms))?,
+        figure(
+            "Output over time",
+            over_time,
+            &timeline(&runs, "tokens/s", |run| &run.series.timeline.output_throughput),
+        )?,
+        figure(
+            "Requests over time",
+            running,
+            &timeline(&runs, "requests", |run| &run.series.timeline.running),
+        )?,
+    ];
+    let page = |(_, run): &(usize, &RunResult)| RunPage {
+        title: format!("{}, repeat {}", run.server, run.repeat + 1),
+        figures: tables::figures(run),
+        distributions: tables::distributions(run),
+    };
+    Ok(SettingPage {
+        name,
+        figures: figures.into_iter().flatten().collect(),
+        runs: runs.iter().map(page).collect(),
+    })
+}
+
+/// Shares of a distribution up to each value.
+#[expect(clippy::cast_precision_loss, reason = "percents")]
+fn cdf(
+    runs: &[(usize, &RunResult)],
+    x_label: &'static str,
+    of: fn(&RunResult) -> &Quantiles,
+) -> Plot {
+    let x_max = runs.iter().filter_map(|(_, run)| of(run).0.get(99)).copied().fold(0.0, f64::max);
+    let line = |(server, run): &(usize, &RunResult)| {
+        let points = of(run).0.iter().enumerate();
+        let points = points.map(|(percent, value)| (*value, percent as f64)).collect();
+        Line { server: *server, points, labels: vec![] }
+    };
+    Plot {
+        x_label,
+        y_label: "% at most this",
+        lines: runs.iter().map(line).collect(),
+        x_max: (x_max > 0.0).then_some(x_max * 1.02),
+        y_max: Some(100.0),
+        ..Plot::default()
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "few parts")]
+fn timeline(
+    runs: &[(usize, &RunResult)],
+    y_label: &'static str,
+    of: fn(&RunResult) -> &Vec<f64>,
+) -> Plot {
+    let line = |(server, run): &(usize, &RunResult)| {
+        let part_s = run.series.timeline.part_s;
+        let points = of(run).iter().enumerate();
+        let points = points.map(|(idx, value)| ((idx as f64 + 0.5) * part_s, *value)).collect();
+        Line { server: *server, points, labels: vec![] }
+    };
+    Plot { x_label: "s", y_label, lines: runs.iter().map(line).collect(), ..Plot::default() }
+}

@@ -1,0 +1,244 @@
+//! Pages that are well-formed, hold every figure, and say what must be said.
+
+use std::fs;
+
+use super::*;
+use crate::machine::MachineLoad;
+use crate::provenance::{Fact, Process, Server, Source};
+use crate::result::{ResultFile, RunResult};
+use crate::sample;
+
+/// A sweep over two servers, three repeats each.
+fn sweep() -> ResultFile {
+    let mut file = sample::file(&["k = 0", "k = 3 <b>"]);
+    for concurrency in [1, 4, 16] {
+        let name = format!("concurrency {concurrency}");
+        for repeat in 0..3 {
+            for (server, slowness) in [("k = 0", 1.0), ("k = 3 <b>", 0.6)] {
+                let mut run = sample::run((&name, server), repeat, concurrency, slowness);
+                if server == "k = 0" {
+                    run.counters = None;
+                }
+                file.push(run).unwrap();
+            }
+        }
+    }
+    file.judge_pairs("k = 0", "k = 3 <b>");
+    file
+}
+
+/// The same with everything that can be wrong.
+fn warned() -> ResultFile {
+    let mut file = sample::file(&["A"]);
+    let source = |commit: &str| Fact::Known(Source { commit: commit.to_owned(), is_dirty: true });
+    let process = Process { is_replaced: true, ..Process::of(std::process::id()).unwrap() };
+    file.add_server(Server {
+        source: source("0123456789"),
+        process: Fact::Known(process),
+        synthetic_acceptance: Fact::Known(true),
+        ..Server::untold("A", "grpc://127.0.0.1:1")
+    });
+    let mut run = sample::run(("rate 4", "A"), 0, 4, 1.0);
+    run.is_partial = true;
+    run.machine = MachineLoad {
+        is_quiet: Some(false),
+        why_not: Some("others used 31 % of all processors during the run: rustc 30 %".to_owned()),
+        ..run.machine
+    };
+    let generator = run.generator.as_mut().unwrap();
+    generator.is_bottleneck = true;
+    generator.why = Some("it used 140 % of a processor".to_owned());
+    run.metrics.failures.insert("UNAVAILABLE".to_owned(), 2);
+    file.push(run).unwrap();
+    file
+}
+
+fn parsed(page: &str) -> roxmltree::Document<'_> {
+    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+    roxmltree::Document::parse_with_options(page, options).unwrap()
+}
+
+/// The text of all elements of this name.
+fn texts(page: &str, name: &str) -> Vec<String> {
+    let page = parsed(page);
+    let elements = page.descendants().filter(|node| node.tag_name().name() == name);
+    let text = |node: roxmltree::Node<'_, '_>| {
+        node.descendants().filter_map(|of| of.text().filter(|_| of.is_text())).collect()
+    };
+    elements.map(text).collect()
+}
+
+#[test]
+fn every_figure_of_every_run_is_on_the_page() {
+    let file = sweep();
+    let page = html(&file).unwrap();
+    let cells = texts(&page, "td");
+    let has = |value: f64| {
+        let value = number(value);
+        assert!(cells.contains(&value), "{value} is missing");
+    };
+    for run in file.runs() {
+        let metrics = &run.metrics;
+        for value in [
+            metrics.output_throughput,
+            metrics.request_throughput,
+            metrics.total_throughput,
+            metrics.peak_output_throughput,
+            metrics.mean_concurrency,
+            metrics.duration_s,
+            metrics.goodput.unwrap(),
+        ] {
+            has(value);
+        }
+        let summaries = [
+            metrics.ttft_ms,
+            metrics.tpot_ms,
+            metrics.itl_token_ms,
+            metrics.itl_message_ms,
+            metrics.e2el_ms,
+            metrics.tokens_per_message,
+            metrics.send_lag_ms,
+        ];
+        for of in summaries.into_iter().flatten() {
+            for value in [of.mean, of.std, of.min, of.p50, of.p90, of.p95, of.p99, of.max] {
+                has(value);
+            }
+        }
+        assert!(cells.contains(&metrics.n_output_tokens.to_string()));
+    }
+    assert!(cells.contains(&"75.7 %, 65.7 %, 55.7 %".to_owned()), "acceptance by position");
+}
+
+#[test]
+fn a_page_needs_nothing_else_and_no_text_is_markup() {
+    let page = html(&sweep()).unwrap();
+    let document = parsed(&page);
+    let names: Vec<&str> = document.descendants().map(|node| node.tag_name().name()).collect();
+    for outside in ["script", "link", "img", "iframe", "b", "a"] {
+        assert!(!names.contains(&outside), "{outside}");
+    }
+    assert!(!page.contains("url(") && !page.contains("@import"));
+    assert_eq!(texts(&page, "h1"), ["A <title> & \"more\""]);
+    assert!(texts(&page, "summary").contains(&"k = 3 <b>".to_owned()));
+    assert!(texts(&page, "pre").iter().any(|text| text.contains("\"<script>\"")));
+    // Its two plots over all settings, and four of each setting.
+    assert_eq!(names.iter().filter(|name| **name == "svg").count(), 2 + 3 * 4);
+    let viewport = document.descendants().find(|of| of.attribute("name") == Some("viewport"));
+    assert!(viewport.unwrap().attribute("content").unwrap().starts_with("width=device-width"));
+}
+
+#[test]
+fn plots_have_colours_of_the_page_alone() {
+    let page = html(&sweep()).unwrap();
+    let document = parsed(&page);
+    let mut n_lines = 0;
+    let of_plots = document.descendants().filter(|node| node.tag_name().name() == "svg");
+    for element in of_plots.flat_map(|svg| svg.descendants()) {
+        for attribute in ["fill", "stroke"] {
+            let colour = element.attribute(attribute).unwrap_or("none");
+            let is_of_page =
+                colour == "none" || colour == "currentColor" || colour.starts_with("var(");
+            assert!(is_of_page || element.attribute("opacity") == Some("0"), "{element:?}");
+            n_lines += usize::from(element.attribute("stroke") == Some("var(--s1)"));
+        }
+    }
+    assert!(n_lines > 0);
+}
+
+#[test]
+fn what_a_reader_must_know_comes_first() {
+    let file = warned();
+    let titles: Vec<&str> = warnings(&file).iter().map(|warning| warning.title).collect();
+    for title in [
+        "Partial",
+        "Stale server",
+        "Synthetic acceptance",
+        "The machine was not quiet",
+        "The generator is a bottleneck",
+        "Failed requests",
+        "Dirty tree",
+        "Few repeats",
+    ] {
+        assert!(titles.contains(&title), "{title} is not in {titles:?}");
+    }
+    let page = html(&file).unwrap();
+    let at = |part: &str| page.find(part).unwrap_or_else(|| panic!("{part} is missing"));
+    let contention = "Contention does not scale results proportionally";
+    assert!(at("Partial.") < at(contention) && at(contention) < at("<table>"));
+    let text = markdown(&file);
+    let line = text.find("**The machine was not quiet.** 1 of 1 runs, rate 4, A, repeat 1: others");
+    assert!(line.unwrap() < text.find("| setting").unwrap(), "{text}");
+    assert!(text.contains("UNAVAILABLE 2"), "{text}");
+}
+
+#[test]
+fn a_clean_measurement_has_no_warning_but_of_its_tree() {
+    let file = sweep();
+    let mut titles = warnings(&file).into_iter().map(|warning| warning.title);
+    // Whoever runs this test may have changes.
+    assert!(titles.all(|title| title == "Dirty tree"));
+}
+
+#[test]
+fn servers_that_were_asked_different_things_are_told() {
+    let mut file = sample::file(&["A", "B"]);
+    file.push(sample::run(("load", "A"), 0, 4, 1.0)).unwrap();
+    file.push(sample::run(("load", "B"), 0, 8, 1.0)).unwrap();
+    let is_told = warnings(&file).iter().any(|of| of.title == "Servers were not asked the same");
+    assert!(is_told);
+}
+
+#[test]
+fn markdown_tables_are_aligned() {
+    let text = markdown(&sweep());
+    let mut widths: Vec<usize> = vec![];
+    for line in text.lines() {
+        if line.starts_with('|') {
+            widths.push(line.chars().count());
+        } else {
+            assert!(widths.windows(2).all(|two| two[0] == two[1]), "{text}");
+            widths.clear();
+        }
+    }
+    assert!(text.contains("| setting"), "{text}");
+    assert!(text.contains("| 9: k = 3 &lt;b>") || text.contains("k = 3 &lt;b>"), "{text}");
+}
+
+#[test]
+fn a_comparison_says_what_is_noise_and_what_fails() {
+    let of = |throughput: f64| {
+        let mut file = sample::file(&["A"]);
+        for repeat in 0..3 {
+            let run: RunResult = sample::run(("concurrency 4", "A"), repeat, 4, 1.0);
+            file.push(sample::with_throughput(run, throughput + f64::from(repeat))).unwrap();
+        }
+        file
+    };
+    let text = |a, b| comparison_markdown(&crate::compare(&of(a), &of(b), false).unwrap());
+    assert!(text(100.0, 101.0).ends_with("\nNo regression.\n"));
+    assert!(text(100.0, 101.0).contains(" +1.0 % |   noise |"), "{}", text(100.0, 101.0));
+    let worse = text(100.0, 90.0);
+    assert!(
+        worse.ends_with("**Regression**: concurrency 4: output throughput -9.9 %\n"),
+        "{worse}"
+    );
+}
+
+#[test]
+fn numbers_have_four_figures() {
+    let texts = [0.0, 1234.56, 123.456, 12.3456, 1.23456, 0.0123, -12.0].map(number);
+    assert_eq!(texts, ["0", "1235", "123.5", "12.35", "1.235", "0.012", "-12.00"]);
+}
+
+/// Writes pages to look at, where the environment does not matter: beside the test's program.
+#[test]
+fn pages_are_kept_to_look_at() {
+    let program = std::env::current_exe().unwrap();
+    let folder = program.parent().unwrap();
+    for (name, file) in [("sweep", sweep()), ("warned", warned())] {
+        let path = folder.join(format!("bench-report-{name}.html"));
+        fs::write(&path, html(&file).unwrap()).unwrap();
+        fs::write(path.with_extension("md"), markdown(&file)).unwrap();
+        assert!(fs::metadata(&path).unwrap().len() < 2_000_000);
+    }
+}
