@@ -49,6 +49,8 @@ impl Spread {
 /// A figure of a run that is compared.
 pub(crate) struct Figure {
     pub(crate) label: &'static str,
+    /// The same where there is little room.
+    pub(crate) short: &'static str,
     pub(crate) unit: &'static str,
     pub(crate) is_more_better: bool,
     pub(crate) of: fn(&RunResult) -> Option<f64>,
@@ -60,60 +62,70 @@ pub(crate) const HEADLINE: &str = "output throughput";
 pub(crate) const FIGURES: [Figure; 10] = [
     Figure {
         label: HEADLINE,
+        short: "output tok/s",
         unit: "tokens/s",
         is_more_better: true,
         of: |run| Some(run.metrics.output_throughput),
     },
     Figure {
         label: "request throughput",
+        short: "req/s",
         unit: "requests/s",
         is_more_better: true,
         of: |run| Some(run.metrics.request_throughput),
     },
     Figure {
         label: "goodput",
+        short: "good req/s",
         unit: "requests/s",
         is_more_better: true,
         of: |run| run.metrics.goodput,
     },
     Figure {
         label: "TTFT, median",
+        short: "TTFT p50",
         unit: "ms",
         is_more_better: false,
         of: |run| Some(run.metrics.ttft_ms?.p50),
     },
     Figure {
         label: "TTFT, p99",
+        short: "TTFT p99",
         unit: "ms",
         is_more_better: false,
         of: |run| Some(run.metrics.ttft_ms?.p99),
     },
     Figure {
         label: "TPOT, mean",
+        short: "TPOT",
         unit: "ms",
         is_more_better: false,
         of: |run| Some(run.metrics.tpot_ms?.mean),
     },
     Figure {
         label: "ITL per token, p99",
+        short: "ITL p99",
         unit: "ms",
         is_more_better: false,
         of: |run| Some(run.metrics.itl_token_ms?.p99),
     },
     Figure {
         label: "E2EL, median",
+        short: "E2EL p50",
         unit: "ms",
         is_more_better: false,
         of: |run| Some(run.metrics.e2el_ms?.p50),
     },
     Figure {
         label: "acceptance length",
+        short: "accepted length",
         unit: "tokens/step",
         is_more_better: true,
         of: |run| run.counters.as_ref()?.acceptance_length(),
     },
     Figure {
         label: "acceptance rate",
+        short: "accepted %",
         unit: "%",
         is_more_better: true,
         of: |run| Some(run.counters.as_ref()?.acceptance_rate()? * 100.0),

@@ -24,6 +24,8 @@ pub const GENERATOR_SHARE: f64 = 0.8;
 /// The 99th percentile of how late requests are sent above which it is, milliseconds.
 pub const SEND_LAG_MS: f64 = 10.0;
 
+/// Shorter times are not judged: a tick of the kernel's is much of them.
+const JUDGED_S_MIN: f64 = 1.0;
 /// Time between two looks at the machine.
 const EVERY: Duration = Duration::from_millis(500);
 /// Names of other processes that are told.
@@ -176,6 +178,9 @@ fn judge(
     if n_cpus == 0 {
         return (None, Some("the kernel does not tell how busy its processors are".to_owned()));
     }
+    if during.seconds < JUDGED_S_MIN {
+        return (None, Some(format!("a run of {:.1} s is too short to tell", during.seconds)));
+    }
     let used = |window: &LoadWindow, when: &str| {
         let percent = |share: f64| format!("{:.0} %", share * 100.0);
         let names: Vec<String> = window
@@ -189,7 +194,7 @@ fn judge(
     };
     let mut why: Vec<String> = vec![];
     for (window, when) in [(during, "during"), (before, "before")] {
-        if window.others > QUIET_SHARE {
+        if window.seconds >= JUDGED_S_MIN && window.others > QUIET_SHARE {
             why.push(used(window, when));
         }
     }
@@ -206,6 +211,7 @@ fn judge(
 /// What adds up to a window.
 struct Tally {
     began: Instant,
+    seconds: f64,
     last: Option<Scan>,
     /// Ticks of all processors: all, busy, the server's, this program's.
     ticks: [u64; 4],
@@ -220,6 +226,7 @@ impl Tally {
     fn new(first: Option<Scan>) -> Self {
         Self {
             began: Instant::now(),
+            seconds: 0.0,
             last: first,
             ticks: [0; 4],
             others: vec![],
@@ -231,6 +238,7 @@ impl Tally {
     }
 
     fn add(&mut self, scan: &Scan, server: ServerProcess) {
+        self.seconds = self.began.elapsed().as_secs_f64();
         self.load_average = scan.load_average;
         self.mhz.extend(scan.mhz);
         let Some(last) = self.last.replace(scan.clone()) else { return };
@@ -269,7 +277,7 @@ impl Tally {
         busiest.retain(|(_, share)| *share >= 0.005);
         busiest.truncate(N_NAMES);
         LoadWindow {
-            seconds: self.began.elapsed().as_secs_f64(),
+            seconds: self.seconds,
             load_average: self.load_average,
             busy: share(busy, total),
             server: share(server, total),

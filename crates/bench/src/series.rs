@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 use crate::metrics::spread;
 use crate::record::{Outcome, Record};
 
-/// Parts of a timeline.
-const N_PARTS: usize = 150;
+/// Most parts of a timeline.
+const N_PARTS_MAX: usize = 120;
+/// Least length of a part, seconds: what is shorter shows single steps of a server.
+const PART_S_MIN: f64 = 0.25;
 
 /// What plots need of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -94,16 +96,22 @@ impl Series {
 }
 
 impl Timeline {
-    #[expect(clippy::cast_precision_loss, reason = "few parts")]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "few parts"
+    )]
     fn of(records: &[Record]) -> Self {
         let start = records.iter().map(|record| record.due).min().unwrap_or_default();
         let end = records.iter().map(|record| record.ended).max().unwrap_or_default();
         let at = |time: Duration| time.saturating_sub(start).as_secs_f64();
-        let part_s = at(end) / N_PARTS as f64;
-        if part_s <= 0.0 {
+        if at(end) <= 0.0 {
             return Self::default();
         }
-        let (mut tokens, mut busy) = (vec![0.0; N_PARTS], vec![0.0; N_PARTS]);
+        let n_parts = ((at(end) / PART_S_MIN) as usize).clamp(1, N_PARTS_MAX);
+        let part_s = at(end) / n_parts as f64;
+        let (mut tokens, mut busy) = (vec![0.0; n_parts], vec![0.0; n_parts]);
         for record in records {
             let (sent, ended) = (at(record.sent), at(record.ended));
             spread(&mut busy, part_s, (sent, ended), ended - sent);
@@ -168,7 +176,9 @@ mod tests {
         assert!((sum(&timeline.output_throughput) - 105.0).abs() < 1e-9);
         assert!((sum(&timeline.running) - 5.0).abs() < 1e-9);
         assert!((timeline.running[0] - 2.0).abs() < 1e-9);
-        assert_eq!(timeline.part_s * 150.0, 3.0);
+        assert_eq!((timeline.part_s, timeline.running.len()), (0.25, 12));
+        let long = Series::of(&[record(0, &[(600_000, 1)], 600_000)]).timeline;
+        assert_eq!((long.part_s, long.running.len()), (5.0, 120));
         assert_eq!(Series::of(&[]), Series::default());
     }
 }

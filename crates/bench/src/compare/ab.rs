@@ -158,7 +158,7 @@ impl AbRow {
             let percent = (self.ratio - 1.0).abs() * 100.0;
             format!("{b} has {percent:.1} % {than} {figure} than {a}, above the noise ({of}).")
         } else {
-            format!("noise: {b} and {a} do not differ in {figure} ({change}; {of}).")
+            format!("Noise: {b} and {a} do not differ in {figure} ({change}; {of}).")
         }
     }
 }

@@ -55,10 +55,12 @@ fn work_is_shared_out_to_who_did_it() {
 
 #[test]
 fn a_machine_is_quiet_up_to_a_twentieth() {
-    let judge_of = |server, others: u64| {
-        let during = window(server, [1, 0, 0, 0, 0], [901 - others, 80, 0, 20, others]);
-        judge(server, 2, &LoadWindow::default(), &during)
+    let lasting = |seconds, others: u64, server| {
+        let window = window(server, [1, 0, 0, 0, 0], [901 - others, 80, 0, 20, others]);
+        LoadWindow { seconds, ..window }
     };
+    let judge_of =
+        |server, others| judge(server, 2, &LoadWindow::default(), &lasting(9.0, others, server));
     assert_eq!(judge_of(SERVER, 50), (Some(true), None));
     let (is_quiet, why) = judge_of(SERVER, 60);
     assert_eq!(is_quiet, Some(false));
@@ -66,6 +68,12 @@ fn a_machine_is_quiet_up_to_a_twentieth() {
     // Where the server's process is not known its work looks like that of others.
     assert_eq!(judge_of(ServerProcess::Unknown, 0).0, None);
     assert_eq!(judge_of(ServerProcess::Elsewhere, 0).0, Some(false));
+    let before =
+        |seconds| judge(SERVER, 2, &lasting(seconds, 60, SERVER), &lasting(9.0, 0, SERVER)).1;
+    assert!(before(2.0).unwrap().contains("before the run"));
+    assert_eq!(before(0.5), None, "too short to say anything");
+    let short = judge(SERVER, 2, &LoadWindow::default(), &lasting(0.5, 60, SERVER));
+    assert_eq!(short, (None, Some("a run of 0.5 s is too short to tell".to_owned())));
     let (is_quiet, why) = judge(SERVER, 0, &LoadWindow::default(), &LoadWindow::default());
     assert!(is_quiet.is_none() && why.unwrap().contains("does not tell"));
 }
@@ -103,6 +111,7 @@ fn a_generator_that_is_late_or_busy_is_told() {
 #[test]
 fn a_busy_neighbour_is_seen_on_this_machine() {
     let mut neighbour = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+    let watching = Instant::now();
     let monitor = Monitor::start(ServerProcess::Elsewhere);
     monitor.begin();
     // Until the kernel has counted a second's ticks, however little of a processor it gets.
@@ -121,6 +130,9 @@ fn a_busy_neighbour_is_seen_on_this_machine() {
     // The monitor may have begun a little later than the count.
     let others_s = load.during.others * load.during.seconds * f64::from(load.n_cpus);
     assert!(others_s > 0.5 && load.during.busy <= 1.0, "{load:?}");
+    // Each of the two times is counted by itself.
+    let watched_s = load.before.seconds + load.during.seconds;
+    assert!(watched_s <= watching.elapsed().as_secs_f64(), "{load:?}");
 }
 
 #[test]

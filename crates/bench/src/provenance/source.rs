@@ -19,7 +19,7 @@ pub struct Source {
 
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.commit)?;
+        write!(f, "{:.12}", self.commit)?;
         if self.is_dirty { f.write_str(", with changes") } else { Ok(()) }
     }
 }

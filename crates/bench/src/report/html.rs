@@ -131,13 +131,17 @@ fn origin(file: &ResultFile) -> Vec<(&'static str, String)> {
     ];
     facts.extend(memory.map(|memory| ("Memory", memory)));
     facts.extend(governor.map(|governor| ("Governor", governor)));
-    if let Some(run) = file.runs().first() {
-        let workloads = file.runs().iter().filter(|of| of.workload == run.workload).count();
-        let more = if workloads < file.runs().len() { " and others" } else { "" };
-        let asked = &run.workload;
-        facts.push(("Requests", format!("{}: {}{more}", asked.n_requests, asked.description)));
-        facts.push(("Warm-up", format!("{} requests", run.n_warmup)));
+    let mut asked: Vec<String> = vec![];
+    for run in file.runs() {
+        let of_run = format!(
+            "{} × {}, after a warm-up of {}",
+            run.workload.n_requests, run.workload.description, run.n_warmup
+        );
+        if !asked.contains(&of_run) {
+            asked.push(of_run);
+        }
     }
+    facts.push(("Requests", asked.join("; ")));
     facts
 }
 

@@ -34,7 +34,7 @@ pub fn markdown(file: &ResultFile) -> String {
     push(
         &mut text,
         format_args!(
-            "\nMeasured {} by commit {} on {}; medians over repeats.\n",
+            "\nMeasured {} by commit {} on {}. Medians over repeats; latencies in milliseconds.\n",
             provenance.started_at,
             escape(&source),
             escape(&host)
@@ -57,7 +57,7 @@ pub fn comparison_markdown(comparison: &Comparison) -> String {
         let (a, b) = &setting.servers;
         let server = if a == b { a.clone() } else { format!("{a}, then {b}") };
         push(&mut text, format_args!("\n**{}**, {}\n\n", escape(&setting.name), escape(&server)));
-        let header = ["", "first", "second", "change", "finding"].map(str::to_owned).to_vec();
+        let header = ["figure", "first", "second", "change", "finding"].map(str::to_owned).to_vec();
         let rows = setting.rows.iter().map(|row| {
             let finding = match row.finding {
                 Finding::Noise => "noise",

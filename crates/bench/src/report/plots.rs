@@ -6,7 +6,7 @@ use plotters::prelude::*;
 use super::{ReportError, number};
 
 /// Size in units of the drawing, small enough that its text can be read on a phone.
-const SIZE: (u32, u32) = (440, 260);
+const SIZE: (u32, u32) = (400, 250);
 /// Colours of servers that the page has; more servers share them.
 const N_COLOURS: usize = 8;
 /// Stand for colours of the page; no other colours are drawn.
@@ -63,9 +63,9 @@ impl Plot {
         let n_bars = self.bars.iter().map(|bars| bars.heights.len()).max().unwrap_or_default();
         let (x_range, y_range) = (self.x_range(n_bars), 0.0..self.y_max());
         let mut chart = ChartBuilder::on(area)
-            .margin_top(18)
-            .margin_right(14)
-            .x_label_area_size(38)
+            .margin_top(20)
+            .margin_right(20)
+            .x_label_area_size(40)
             .y_label_area_size(48)
             .build_cartesian_2d(x_range, y_range)?;
         let text = |size| ("sans-serif", size).into_font().color(&INK);
@@ -79,15 +79,15 @@ impl Plot {
             .bold_line_style(GRID)
             .light_line_style(TRANSPARENT)
             .axis_style(INK)
-            .label_style(text(12))
-            .axis_desc_style(text(12))
+            .label_style(text(13))
+            .axis_desc_style(text(13))
             .x_labels(if n_bars > 0 { n_bars + 2 } else { 6 })
-            .y_labels(5)
+            .y_labels(6)
             .x_label_formatter(&x_name)
             .y_label_formatter(&|y| tick(*y))
             .x_desc(self.x_label)
             .draw()?;
-        let above = text(12).pos(plotters::style::text_anchor::Pos::new(
+        let above = text(13).pos(plotters::style::text_anchor::Pos::new(
             plotters::style::text_anchor::HPos::Left,
             plotters::style::text_anchor::VPos::Top,
         ));
@@ -98,14 +98,16 @@ impl Plot {
 
     fn draw_lines(&self, chart: &mut Chart<'_, '_>) -> Result<(), Box<dyn std::error::Error>> {
         let x_max = self.x_max.unwrap_or(f64::INFINITY);
+        // Many lines are told apart better when they are thin.
+        let width = if self.lines.len() > 4 { 1 } else { 2 };
         for line in &self.lines {
             let ink = colour(line.server);
             let points = line.points.iter().copied().filter(|(x, _)| *x <= x_max);
-            chart.draw_series(LineSeries::new(points, ink.stroke_width(2)))?;
+            chart.draw_series(LineSeries::new(points, ink.stroke_width(width)))?;
             for (point, label) in line.points.iter().zip(&line.labels) {
                 chart.draw_series([Circle::new(*point, 3, ink.filled())])?;
-                let style = ("sans-serif", 11).into_font().color(&INK);
-                let mark = EmptyElement::at(*point) + Text::new(label.clone(), (5, -13), style);
+                let style = ("sans-serif", 12).into_font().color(&INK);
+                let mark = EmptyElement::at(*point) + Text::new(label.clone(), (6, 2), style);
                 chart.draw_series([mark])?;
             }
         }

@@ -56,13 +56,9 @@ pub(super) fn with_range(spread: &Spread) -> String {
 
 /// A row for each setting and server: medians over repeats, and the range of the throughput.
 pub(super) fn summary(file: &ResultFile) -> Table {
-    let units = FIGURES.iter().map(|figure| format!("{} ({})", figure.label, figure.unit));
-    let header: Vec<String> = ["setting", "server", "repeats", "failed"]
-        .into_iter()
-        .map(str::to_owned)
-        .chain(units)
-        .collect();
-    let mut table = Table::new(2, header.iter().map(String::as_str));
+    let names = ["setting", "server", "repeats", "failed"];
+    let figures = FIGURES.iter().map(|figure| figure.short);
+    let mut table = Table::new(2, names.into_iter().chain(figures));
     for group in groups(file.runs()) {
         let n_failed: u64 = group.runs.iter().flat_map(|run| run.metrics.failures.values()).sum();
         let mut row = vec![
@@ -160,7 +156,7 @@ fn share(part: u64, all: u64) -> Option<f64> {
 
 /// The figures of a pair of servers.
 pub(super) fn pairs(ab: &AbResult) -> Table {
-    let mut table = Table::new(1, ["", &ab.a, &ab.b, "ratio", "98 % interval", "finding"]);
+    let mut table = Table::new(1, ["figure", &ab.a, &ab.b, "ratio", "98 % interval", "finding"]);
     for row in &ab.rows {
         let interval = row
             .interval
@@ -184,7 +180,7 @@ pub(super) fn pairs(ab: &AbResult) -> Table {
 
 /// Every distribution of a run.
 pub(super) fn distributions(run: &RunResult) -> Table {
-    let header = ["", "mean", "std", "min", "p50", "p90", "p95", "p99", "max", "n"];
+    let header = ["distribution", "mean", "std", "min", "p50", "p90", "p95", "p99", "max", "n"];
     let metrics = &run.metrics;
     let all = [
         ("TTFT (ms)", metrics.ttft_ms),
@@ -210,7 +206,7 @@ pub(super) fn distributions(run: &RunResult) -> Table {
 /// The single figures of a run.
 pub(super) fn figures(run: &RunResult) -> Table {
     let metrics = &run.metrics;
-    let mut table = Table::new(1, ["", "value"]);
+    let mut table = Table::new(1, ["figure", "value"]);
     let mut add = |name: &str, value: String| table.rows.push(vec![name.to_owned(), value]);
     add("requests", metrics.n_requests.to_string());
     add("completed", metrics.n_completed.to_string());

@@ -92,15 +92,15 @@ fn about_server(server: &Server) -> Vec<Warning> {
     let mut warnings = vec![];
     if server.process.known().is_some_and(|process| process.is_replaced) {
         let text = format!(
-            "the program file of {name} has been replaced since it started: it runs an older \
+            "The program file of {name} has been replaced since it started: it runs an older \
              build than what is there now."
         );
         warnings.push(Warning { title: "Stale server", text });
     }
     if server.synthetic_acceptance == Fact::Known(true) {
         let text = format!(
-            "{name} accepts drafts by a schedule and not by its model: speeds are those of the \
-             schedule, and texts mean nothing."
+            "By {name}: drafts are accepted by a schedule and not by its model. Speeds are those \
+             of the schedule, and texts mean nothing."
         );
         warnings.push(Warning { title: "Synthetic acceptance", text });
     }
@@ -126,7 +126,7 @@ fn unlike_pairs(file: &ResultFile) -> Option<Warning> {
         })
     };
     let run = file.runs().iter().find(is_unlike)?;
-    let text = format!("in {}, repeat {}: their figures do not compare.", run.name, run.repeat + 1);
+    let text = format!("In {}, repeat {}: their figures do not compare.", run.name, run.repeat + 1);
     Some(Warning { title: "Servers were not asked the same", text })
 }
 
@@ -142,7 +142,7 @@ fn sources(file: &ResultFile) -> Vec<Warning> {
     let mut warnings = vec![];
     if !dirty.is_empty() {
         let text = format!(
-            "{} had changes that no commit has: nobody else can measure the same.",
+            "Of {}: it had changes that no commit has, so nobody else can measure the same.",
             dirty.join(", ")
         );
         warnings.push(Warning { title: "Dirty tree", text });
@@ -151,7 +151,10 @@ fn sources(file: &ResultFile) -> Vec<Warning> {
     if let Some((_, first)) = known().next()
         && let Some((name, other)) = known().find(|(_, of)| !is_same(&of.commit, &first.commit))
     {
-        let text = format!("the benchmark is of {}, and {name} of {}.", first.commit, other.commit);
+        let text = format!(
+            "The benchmark is of {:.12}, and {name} of {:.12}.",
+            first.commit, other.commit
+        );
         warnings.push(Warning { title: "Programs of different commits", text });
     }
     warnings
