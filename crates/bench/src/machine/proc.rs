@@ -92,16 +92,16 @@ pub(crate) fn n_cpus(stat: &str) -> usize {
     names.filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit())).count()
 }
 
-/// All time and idle time: the first line of `/proc/stat` has user, nice, system, idle, iowait, irq,
-/// softirq and steal. Guests' time, which follows, is in the first two.
+/// All time and idle time. The first line of `/proc/stat` has user, nice, system, idle, iowait,
+/// irq, softirq and steal; guests' time, which follows, is in the first two.
 fn cpu_times(stat: &str) -> Option<(u64, u64)> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     let times: Vec<u64> = line.split_whitespace().take(8).flat_map(str::parse).collect();
     Some((times.iter().sum(), times.get(3)? + times.get(4)?))
 }
 
-/// Name, parent, start, and user and system time of a process's `stat`. The name may hold anything, but
-/// ends with the last parenthesis.
+/// Name, parent, start, and user and system time of a process's `stat`. The name may hold
+/// anything, but ends with the last parenthesis.
 fn process(stat: &str) -> Option<Process> {
     let (head, tail) = stat.rsplit_once(')')?;
     let name = head.split_once('(')?.1.to_owned();

@@ -6,7 +6,8 @@ use std::process::Command;
 
 use super::*;
 
-/// A `/proc` of two processors; ticks so far of: idle, the server, its child, this program, another.
+/// A `/proc` of two processors, with the ticks so far of: idle, the server, its child, this
+/// program, another.
 fn kernel(folder: &tempfile::TempDir, ticks: [u64; 5]) -> Kernel {
     let write = |name: String, text: String| {
         let path = folder.path().join(name);

@@ -22,7 +22,7 @@ pub struct Process {
     pub started_at: Timestamp,
     /// The program's file.
     pub program: String,
-    /// Whether the file has been replaced since: the process runs an older build than what is there.
+    /// Whether the file has been replaced since: the process runs an older build than is there.
     pub is_replaced: bool,
     /// Its arguments, secrets masked.
     pub arguments: Vec<String>,

@@ -36,8 +36,8 @@ impl Source {
         told().into()
     }
 
-    /// That in the build metadata of a version: `0.1.0+4769999`, with `.dirty` behind it where files
-    /// differed.
+    /// That in the build metadata of a version: `0.1.0+4769999`, with `.dirty` behind it where
+    /// files differed.
     #[must_use]
     pub fn of_version(version: &str) -> Fact<Self> {
         let told = || {
