@@ -134,6 +134,12 @@ impl Target for GrpcTarget {
         Ok(Box::pin(messages.filter_map(piece)))
     }
 
+    async fn forget_prompts(&self) -> Result<bool, Failure> {
+        let request = control::ClearPrefixCacheRequest {};
+        let call = self.control.clone().clear_prefix_cache(request).await;
+        call.map(|_| true).map_err(failure)
+    }
+
     async fn counters(&self) -> Result<Option<Counters>, Failure> {
         let call = self.control.clone().get_stats(control::GetStatsRequest {}).await;
         let stats = call.map_err(failure)?.into_inner();

@@ -142,6 +142,10 @@ impl Target for OpenAiTarget {
         Ok(Box::pin(pieces))
     }
 
+    async fn forget_prompts(&self) -> Result<bool, Failure> {
+        Ok(false)
+    }
+
     async fn counters(&self) -> Result<Option<Counters>, Failure> {
         Ok(None)
     }

@@ -51,7 +51,7 @@ async fn a_closed_loop_is_measured_right_at_any_concurrency() {
 #[tokio::test(start_paused = true)]
 async fn an_open_loop_waits_for_nobody() {
     // A server that takes one request at a time, and a load of twice what it can take.
-    let script = Script { one_at_a_time: true, ..Script::default() };
+    let script = Script { one_at_a_time: true };
     let due: Vec<Duration> = (0..60).map(|i| Duration::from_millis(40 * i)).collect();
     let (sender, ended) = mpsc::unbounded_channel();
     let target = target(script).await;

@@ -100,7 +100,8 @@ pub(crate) fn assert_close(measured: &Metrics, truth: &Metrics) {
     close("total", measured.total_throughput, truth.total_throughput);
     close("concurrency", measured.mean_concurrency, truth.mean_concurrency);
     assert!(measured.peak_output_throughput >= measured.output_throughput);
-    let pairs: [(&str, fn(&Metrics) -> Option<Summary>); 6] = [
+    type Of = fn(&Metrics) -> Option<Summary>;
+    let pairs: [(&str, Of); 6] = [
         ("ttft", |of| of.ttft_ms),
         ("tpot", |of| of.tpot_ms),
         ("itl by message", |of| of.itl_message_ms),

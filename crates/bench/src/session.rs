@@ -1,0 +1,160 @@
+//! One measurement: warm-up, the run itself, what the server counted of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::SeedableRng as _;
+use rand_chacha::ChaCha8Rng;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::arrivals::{Load, schedule};
+use crate::record::{Outcome, Record};
+use crate::run::{run_closed, run_open};
+use crate::target::{Counters, Failure, Target};
+use crate::workload::Planned;
+
+/// How long a server may take until its counts are those of an idle one.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What is asked, in this order.
+    pub requests: Arc<[Planned]>,
+    /// When.
+    pub load: Load,
+    /// What is asked before, so that the first requests measure no start-up; none of the prompts
+    /// that are measured, which a prefix cache would know then.
+    pub warm_up: Arc<[Planned]>,
+    /// Seed of an open loop's times.
+    pub seed: u64,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// One record a request that was due, in the order of the requests.
+    pub records: Vec<Record>,
+    /// What the server counted between start and end, if it tells.
+    pub counters: Option<Counters>,
+    /// Whether the run was stopped before its end.
+    pub is_partial: bool,
+}
+
+/// Measures once. `progress` hears of each request's end. Once `stop` is cancelled nothing more is
+/// sent, and what there is then is the result.
+///
+/// # Errors
+///
+/// If the warm-up fails, or the server does not answer what is asked beside the requests; requests
+/// that fail in the run are counted.
+pub async fn measure(
+    target: &Arc<dyn Target>,
+    plan: &Plan,
+    stop: &CancellationToken,
+    progress: &mut (dyn FnMut(&Record) + Send),
+) -> Result<Measured, Failure> {
+    warm_up(target, plan, stop).await?;
+    target.forget_prompts().await?;
+    sleep(SETTLE).await;
+    let before = target.counters().await?;
+    let (sender, mut ended) = mpsc::unbounded_channel();
+    let run = {
+        let (target, requests, stop) = (Arc::clone(target), plan.requests.clone(), stop.clone());
+        let (load, seed) = (plan.load, plan.seed);
+        tokio::spawn(async move {
+            match load {
+                Load::Closed { concurrency } => {
+                    run_closed(target, requests, concurrency, stop, sender).await;
+                }
+                Load::Open { rate, burstiness } => {
+                    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+                    let due = schedule(rate, burstiness, requests.len(), &mut rng);
+                    run_open(target, requests, due, stop, sender).await;
+                }
+            }
+        })
+    };
+    let mut records = vec![];
+    while let Some(record) = ended.recv().await {
+        progress(&record);
+        records.push(record);
+    }
+    run.await.expect("a run does not panic");
+    records.sort_by_key(|record| record.index);
+    sleep(SETTLE).await;
+    let after = target.counters().await?;
+    let counters = after.zip(before).map(|(after, before)| after.since(&before));
+    let is_partial = stop.is_cancelled() && records.len() < plan.requests.len()
+        || records.iter().any(|record| record.outcome == Outcome::Cut);
+    Ok(Measured { records, counters, is_partial })
+}
+
+/// Asks what nobody measures; a fault shows here, before anything is measured.
+async fn warm_up(
+    target: &Arc<dyn Target>,
+    plan: &Plan,
+    stop: &CancellationToken,
+) -> Result<(), Failure> {
+    let concurrency = match plan.load {
+        Load::Closed { concurrency } => concurrency,
+        Load::Open { .. } => plan.warm_up.len().max(1),
+    };
+    let (sender, mut ended) = mpsc::unbounded_channel();
+    let (target, requests) = (Arc::clone(target), plan.warm_up.clone());
+    run_closed(target, requests, concurrency, stop.clone(), sender).await;
+    while let Some(record) = ended.recv().await {
+        if let Outcome::Failed { class, message } = record.outcome {
+            return Err(Failure::new(class, format!("the warm-up failed: {message}")));
+        }
+    }
+    Ok(())
+}
+
+/// Progress of a run with an estimate of the time that is left.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    started: Instant,
+    n_requests: usize,
+    n_ended: usize,
+    n_failed: usize,
+    n_output: u64,
+}
+
+impl Progress {
+    /// Of a run of so many requests that starts now.
+    #[must_use]
+    pub fn new(n_requests: usize) -> Self {
+        Self { started: Instant::now(), n_requests, n_ended: 0, n_failed: 0, n_output: 0 }
+    }
+
+    /// Counts a request that has ended.
+    pub fn add(&mut self, record: &Record) {
+        self.n_ended += 1;
+        self.n_failed += usize::from(record.outcome != Outcome::Completed);
+        self.n_output += u64::from(record.n_output());
+    }
+
+    /// One line: how many have ended, how many tokens a second there were, and how long the rest
+    /// takes if it goes on like this.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
+    pub fn line(&self) -> String {
+        let elapsed = self.started.elapsed().as_secs_f64();
+        let rate = if elapsed > 0.0 { self.n_output as f64 / elapsed } else { 0.0 };
+        let left = match self.n_ended {
+            0 => String::new(),
+            n => {
+                let n_left = self.n_requests.saturating_sub(n);
+                format!(", about {:.0} s left", elapsed / n as f64 * n_left as f64)
+            }
+        };
+        let failed = match self.n_failed {
+            0 => String::new(),
+            n => format!(", {n} failed"),
+        };
+        format!("{}/{}{failed}, {rate:.0} tokens/s{left}", self.n_ended, self.n_requests)
+    }
+}
