@@ -30,7 +30,7 @@ pub struct AbResult {
     pub rows: Vec<AbRow>,
     /// Whether the output throughputs differ by more than noise.
     pub is_above_noise: bool,
-    /// That in a sentence.
+    /// That in a sentence, and another one where the machine was not quiet.
     pub sentence: String,
 }
 
@@ -80,25 +80,33 @@ impl AbResult {
         };
         let rows: Vec<AbRow> = FIGURES.iter().filter_map(row).collect();
         let headline = rows.iter().find(|row| row.figure == HEADLINE)?;
+        let mut sentence = headline.sentence((a, b));
+        let runs = || pairs.iter().flat_map(|(a, b)| [a, b]);
+        let n_disturbed = runs().filter(|run| run.machine.is_quiet == Some(false)).count();
+        if n_disturbed > 0 {
+            let n_runs = runs().count();
+            sentence += &format!(" The machine was not quiet in {n_disturbed} of {n_runs} runs.");
+        }
         Some(Self {
             name: name.to_owned(),
             a: a.to_owned(),
             b: b.to_owned(),
             is_above_noise: headline.is_above_noise,
-            sentence: headline.sentence((a, b)),
+            sentence,
             rows,
         })
     }
 }
 
-/// The runs of both servers that are of the same setting and repeat.
+/// The runs of both servers that are of the same setting and repeat, and whole.
 fn pairs<'a>(
     runs: &'a [RunResult],
     name: &str,
     (a, b): (&str, &str),
 ) -> Vec<(&'a RunResult, &'a RunResult)> {
     let of = |server: &str| -> Vec<&'a RunResult> {
-        runs.iter().filter(|run| run.name == name && run.server == server).collect()
+        let is_of = |run: &&RunResult| run.name == name && run.server == server && !run.is_partial;
+        runs.iter().filter(is_of).collect()
     };
     let (of_a, of_b) = (of(a), of(b));
     let partner = |run: &&'a RunResult| of_b.iter().find(|other| other.repeat == run.repeat);

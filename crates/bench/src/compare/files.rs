@@ -115,6 +115,13 @@ pub fn compare(
     if !forced.is_empty() && !is_forced {
         return Err(Incomparable(forced));
     }
+    let (at_a, at_b) = (a.provenance().started_at, b.provenance().started_at);
+    if at_a != at_b {
+        cautions.push(format!(
+            "not measured in one sitting, but at {at_a:.0} and at {at_b:.0}: whatever changed \
+             between is in the ratios"
+        ));
+    }
     let (host_a, host_b) = (&a.provenance().host, &b.provenance().host);
     if host_a != host_b {
         cautions.push(format!("the machines differ: {host_a}, and {host_b}"));

@@ -192,8 +192,11 @@ fn a_sentence_says_what_the_pairs_say() {
                 runs.push(sample::with_throughput(run, *throughput));
             }
         }
-        // A run without its partner is in no pair.
-        runs.push(sample::run((NAME, "A"), 99, 4, 1.0));
+        // A run without its partner is in no pair, and neither is one that was cut short.
+        runs.push(sample::run((NAME, "A"), 98, 4, 1.0));
+        for (server, is_partial) in [("A", false), ("B", true)] {
+            runs.push(RunResult { is_partial, ..sample::run((NAME, server), 99, 4, 1.0) });
+        }
         let mut results = AbResult::of_runs(&runs, "A", "B");
         assert_eq!(results.len(), 1);
         let result = results.remove(0);
@@ -212,4 +215,8 @@ fn a_sentence_says_what_the_pairs_say() {
     let (is_above, text) = sentence(&[(100.0, 50.0)]);
     assert!(!is_above && text.contains("1 pair cannot say"), "{text}");
     assert_eq!(AbResult::of_runs(&[], "A", "B"), vec![]);
+    let mut runs = ["A", "B"].map(|server| sample::run((NAME, server), 0, 4, 1.0));
+    runs[1].machine.is_quiet = Some(false);
+    let text = AbResult::of_runs(&runs, "A", "B").remove(0).sentence;
+    assert!(text.ends_with("The machine was not quiet in 1 of 2 runs."), "{text}");
 }

@@ -118,7 +118,13 @@ fn a_replaced_program_is_seen() {
             spawned => break spawned.unwrap(),
         }
     };
-    let before = Process::of(sleeper.id()).unwrap();
+    // A program that has just been started has no arguments yet.
+    let before = loop {
+        match Process::of(sleeper.id()).unwrap() {
+            process if process.arguments.len() < 2 => thread::yield_now(),
+            process => break process,
+        }
+    };
     fs::remove_file(&program).unwrap();
     let after = Process::of(sleeper.id()).unwrap();
     sleeper.kill().unwrap();

@@ -27,7 +27,7 @@ struct Page<'a> {
     legend: Vec<&'a str>,
     overview: Vec<Figure>,
     settings: Vec<SettingPage<'a>>,
-    origin: Vec<(&'static str, String)>,
+    origin: Vec<(&'a str, String)>,
     servers: Vec<ServerPage<'a>>,
     arguments: String,
     bench_settings: String,
@@ -61,7 +61,7 @@ struct SettingPage<'a> {
 #[derive(Serialize)]
 struct RunPage {
     title: String,
-    figures: Table,
+    figures: Vec<(String, String)>,
     distributions: Table,
 }
 
@@ -70,7 +70,7 @@ struct RunPage {
 struct ServerPage<'a> {
     name: &'a str,
     facts: Vec<(&'static str, String)>,
-    config: String,
+    config: Option<String>,
 }
 
 /// The page of a document: warnings, tables, plots and where it all comes from.
@@ -114,7 +114,7 @@ pub fn html(file: &ResultFile) -> Result<String, ReportError> {
     template.render(Serde(page)).map_err(ReportError::Page)
 }
 
-fn origin(file: &ResultFile) -> Vec<(&'static str, String)> {
+fn origin(file: &ResultFile) -> Vec<(&str, String)> {
     let provenance = file.provenance();
     let build = if provenance.bench.is_optimized { "optimized" } else { "for debugging" };
     let host = &provenance.host;
@@ -142,6 +142,11 @@ fn origin(file: &ResultFile) -> Vec<(&'static str, String)> {
         }
     }
     facts.push(("Requests", asked.join("; ")));
+    for server in &provenance.servers {
+        let Server { address, source, checkpoint, .. } = server;
+        let text = format!("{address}; commit {source}; checkpoint {checkpoint}");
+        facts.push((&server.name, text));
+    }
     facts
 }
 
@@ -167,7 +172,8 @@ fn server(server: &Server) -> ServerPage<'_> {
         let each = server.libraries.iter().map(|(name, version)| format!("{name} {version}"));
         facts.push(("Libraries", each.collect::<Vec<_>>().join(", ")));
     }
-    ServerPage { name: &server.name, facts, config: format!("{:#}", server.config) }
+    let config = (!server.config.is_null()).then(|| format!("{:#}", server.config));
+    ServerPage { name: &server.name, facts, config }
 }
 
 fn figure(

@@ -96,7 +96,7 @@ fn escape(text: &str) -> String {
             '\n' | '\r' => escaped.push(' '),
             '<' => escaped.push_str("&lt;"),
             '&' => escaped.push_str("&amp;"),
-            '|' | '*' | '_' | '`' | '[' | ']' | '\\' => escaped.extend(['\\', c]),
+            '|' | '*' | '`' | '[' | ']' | '\\' => escaped.extend(['\\', c]),
             _ => escaped.push(c),
         }
     }

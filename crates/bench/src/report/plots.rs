@@ -63,10 +63,10 @@ impl Plot {
         let n_bars = self.bars.iter().map(|bars| bars.heights.len()).max().unwrap_or_default();
         let (x_range, y_range) = (self.x_range(n_bars), 0.0..self.y_max());
         let mut chart = ChartBuilder::on(area)
-            .margin_top(20)
+            .margin_top(22)
             .margin_right(20)
-            .x_label_area_size(40)
-            .y_label_area_size(48)
+            .x_label_area_size(42)
+            .y_label_area_size(52)
             .build_cartesian_2d(x_range, y_range)?;
         let text = |size| ("sans-serif", size).into_font().color(&INK);
         // Between positions there is none to name.
@@ -79,15 +79,15 @@ impl Plot {
             .bold_line_style(GRID)
             .light_line_style(TRANSPARENT)
             .axis_style(INK)
-            .label_style(text(13))
-            .axis_desc_style(text(13))
+            .label_style(text(15))
+            .axis_desc_style(text(15))
             .x_labels(if n_bars > 0 { n_bars + 2 } else { 6 })
             .y_labels(6)
             .x_label_formatter(&x_name)
             .y_label_formatter(&|y| tick(*y))
             .x_desc(self.x_label)
             .draw()?;
-        let above = text(13).pos(plotters::style::text_anchor::Pos::new(
+        let above = text(15).pos(plotters::style::text_anchor::Pos::new(
             plotters::style::text_anchor::HPos::Left,
             plotters::style::text_anchor::VPos::Top,
         ));
@@ -106,7 +106,7 @@ impl Plot {
             chart.draw_series(LineSeries::new(points, ink.stroke_width(width)))?;
             for (point, label) in line.points.iter().zip(&line.labels) {
                 chart.draw_series([Circle::new(*point, 3, ink.filled())])?;
-                let style = ("sans-serif", 12).into_font().color(&INK);
+                let style = ("sans-serif", 14).into_font().color(&INK);
                 let mark = EmptyElement::at(*point) + Text::new(label.clone(), (6, 2), style);
                 chart.draw_series([mark])?;
             }

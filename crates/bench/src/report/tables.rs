@@ -204,10 +204,10 @@ pub(super) fn distributions(run: &RunResult) -> Table {
 }
 
 /// The single figures of a run.
-pub(super) fn figures(run: &RunResult) -> Table {
+pub(super) fn figures(run: &RunResult) -> Vec<(String, String)> {
     let metrics = &run.metrics;
-    let mut table = Table::new(1, ["figure", "value"]);
-    let mut add = |name: &str, value: String| table.rows.push(vec![name.to_owned(), value]);
+    let mut figures = vec![];
+    let mut add = |name: &str, value: String| figures.push((name.to_owned(), value));
     add("requests", metrics.n_requests.to_string());
     add("completed", metrics.n_completed.to_string());
     for (class, n) in &metrics.failures {
@@ -244,5 +244,5 @@ pub(super) fn figures(run: &RunResult) -> Table {
     if let Some(generator) = &run.generator {
         add("generator (processors)", number(generator.cpus));
     }
-    table
+    figures
 }

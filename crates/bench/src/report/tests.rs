@@ -70,7 +70,7 @@ fn texts(page: &str, name: &str) -> Vec<String> {
 fn every_figure_of_every_run_is_on_the_page() {
     let file = sweep();
     let page = html(&file).unwrap();
-    let cells = texts(&page, "td");
+    let cells = [texts(&page, "td"), texts(&page, "dd")].concat();
     let has = |value: f64| {
         let value = number(value);
         assert!(cells.contains(&value), "{value} is missing");
