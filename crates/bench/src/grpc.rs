@@ -108,6 +108,9 @@ fn request(planned: &Planned) -> pb::GenerateStreamRequest {
             ignore_eos: Some(planned.ignore_eos),
             ..pb::StoppingParams::default()
         }),
+        speculation: planned
+            .num_speculative_tokens
+            .map(|k| pb::SpeculationParams { num_speculative_tokens: Some(k) }),
         ..pb::GenerateStreamRequest::default()
     }
 }

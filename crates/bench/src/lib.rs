@@ -56,7 +56,7 @@ pub use report::{ReportError, Warning, comparison_markdown, html, markdown, warn
 pub use result::{ResultFile, ResultFileError, RunResult, SCHEMA, Workload};
 pub use run::{run_closed, run_open};
 pub use series::{Quantiles, Series, Timeline};
-pub use session::{Measured, Plan, Progress, measure};
+pub use session::{Measured, Plan, Progress, Watcher, measure};
 pub use summary::Summary;
 pub use target::{Counters, Failure, Piece, Pieces, Target, Totals};
 pub use workload::{Planned, Prompt, PromptFileError, RandomPrompts, Vocabulary, from_jsonl};

@@ -43,7 +43,16 @@ pub struct Measured {
     pub is_partial: bool,
 }
 
-/// Measures once. `progress` hears of each request's end. Once `stop` is cancelled nothing more is
+/// Hears how a measurement goes.
+pub trait Watcher: Send {
+    /// The warm-up is over; what comes now is measured.
+    fn begins(&mut self);
+
+    /// A request has ended.
+    fn ended(&mut self, record: &Record);
+}
+
+/// Measures once. Once `stop` is cancelled nothing more is
 /// sent, and what there is then is the result.
 ///
 /// # Errors
@@ -54,12 +63,13 @@ pub async fn measure(
     target: &Arc<dyn Target>,
     plan: &Plan,
     stop: &CancellationToken,
-    progress: &mut (dyn FnMut(&Record) + Send),
+    watcher: &mut dyn Watcher,
 ) -> Result<Measured, Failure> {
     warm_up(target, plan, stop).await?;
     target.forget_prompts().await?;
     sleep(SETTLE).await;
     let before = target.counters().await?;
+    watcher.begins();
     let (sender, mut ended) = mpsc::unbounded_channel();
     let run = {
         let (target, requests, stop) = (Arc::clone(target), plan.requests.clone(), stop.clone());
@@ -79,7 +89,7 @@ pub async fn measure(
     };
     let mut records = vec![];
     while let Some(record) = ended.recv().await {
-        progress(&record);
+        watcher.ended(&record);
         records.push(record);
     }
     run.await.expect("a run does not panic");

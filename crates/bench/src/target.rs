@@ -1,5 +1,6 @@
 //! What is measured: a server behind one of its protocols.
 
+use std::fmt;
 use std::pin::Pin;
 
 use tokio_stream::Stream;
@@ -51,6 +52,14 @@ pub struct Failure {
     /// What the server or the connection said.
     pub message: String,
 }
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.class, self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
 
 impl Failure {
     /// A failure of this class.

@@ -19,6 +19,8 @@ pub struct Planned {
     pub temperature: f64,
     /// Makes choices reproducible at a temperature.
     pub seed: Option<u64>,
+    /// Drafts a step, where the server lets a request say so; its own number where this does not.
+    pub num_speculative_tokens: Option<u32>,
 }
 
 /// What is continued.
@@ -111,7 +113,14 @@ impl Planned {
     /// A greedy request that the model may end.
     #[must_use]
     pub fn greedy(prompt: Prompt, max_tokens: u32) -> Self {
-        Self { prompt, max_tokens, ignore_eos: false, temperature: 0.0, seed: None }
+        Self {
+            prompt,
+            max_tokens,
+            ignore_eos: false,
+            temperature: 0.0,
+            seed: None,
+            num_speculative_tokens: None,
+        }
     }
 }
 
