@@ -57,20 +57,20 @@ fn device() -> Result<()> {
 }
 
 fn clients() -> Result<()> {
+    let programs = tools::python_programs()?;
+    let buf_folder = tools::buf()?.parent().context("buf lies in no folder")?.to_owned();
+    let path = tools::path_with([programs.clone(), buf_folder])?;
     process::stage("libtorch", setup::ensure_libtorch)?;
     let (tandem, example) = process::stage("build", || {
         let example = serve::build(&["-p", "grpc-api", "--example", "stream"])?;
         Ok((serve::build(&["-p", "server"])?, example))
     })?;
-    let programs = tools::python_programs()?;
-    let buf_folder = tools::buf()?.parent().context("buf lies in no folder")?.to_owned();
-    let path = tools::path_with([programs.clone(), buf_folder])?;
     for script in client_tests()? {
         let name = script.file_name().unwrap_or_default().to_string_lossy().into_owned();
         process::stage(&name, || {
             let mut python = Command::new(programs.join("python"));
             python.arg(&script).envs(libtorch::loader_path()?).env("PATH", &path);
-            python.env("TANDEM_BIN", &tandem).env("TANDEM_STREAM_EXAMPLE", &example);
+            python.env("TANDEM_BIN", &tandem).env("STREAM_EXAMPLE", &example);
             process::run(&mut python)
         })?;
     }
