@@ -7,6 +7,7 @@ mod generate;
 mod inspect;
 mod loading;
 mod output;
+mod port;
 mod prompts;
 mod score;
 mod serve;
