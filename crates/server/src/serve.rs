@@ -85,6 +85,16 @@ async fn compat_ports(
     max_request_bytes: usize,
 ) -> Result<Vec<Port>> {
     let mut ports = vec![];
+    if let Some(port) = compat.smg_port {
+        let listener = bind(SocketAddr::new(compat.compat_host, port), "--smg-port").await?;
+        output::text(&format!("SMG's API on {}\n", listener.local_addr()?))?;
+        let service = compat_smg::service(Arc::clone(engine), max_request_bytes);
+        ports.push(Port {
+            listener,
+            services: Services::default().with(service),
+            security: Security::default(),
+        });
+    }
     if let Some(port) = compat.vllm_port {
         let listener = bind(SocketAddr::new(compat.compat_host, port), "--vllm-port").await?;
         output::text(&format!("vLLM's API on {}\n", listener.local_addr()?))?;
