@@ -42,6 +42,7 @@ const CRATES: &[Crate] = &[
     known("grpc-server", 5, "control", &["grpc-api", "serving"]),
     known("compat-smg", 5, "control", &["grpc-api", "serving"]),
     known("compat-vllm", 5, "control", &["grpc-api", "serving"]),
+    known("soak", 5, "control", &["grpc-api"]),
     known("telemetry", 5, "control", &["serving"]),
     known(
         "terminal",
