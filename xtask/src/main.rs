@@ -10,6 +10,7 @@ mod process;
 mod serve;
 mod setup;
 mod sim;
+mod soak;
 mod test;
 mod tidy;
 mod tools;
@@ -84,6 +85,13 @@ const TASKS: &[Task] = &[
         about: "Run the control plane against a hash language model",
         help: sim::HELP,
         run: sim::run,
+    },
+    Task {
+        name: "soak",
+        usage: "[--minutes M] [--clients N] [--seed S]",
+        about: "Load and faults: many clients, some of them rude, against a server",
+        help: soak::HELP,
+        run: soak::run,
     },
     Task {
         name: "mutants",

@@ -139,80 +139,58 @@ impl Limits {
     /// as a whole is too large.
     pub(crate) fn invalid(self, rng: &mut Rng) -> (GenerateStreamRequest, Option<&'static str>) {
         let mut request = repeated(rng).request;
-        let mut sampling = SamplingParams::default();
-        let mut stopping = request.stopping.take().unwrap_or_default();
-        let ids = |ids: Vec<u32>| Some(Prompt::TokenIds(TokenIds { ids }));
-        let mut field = Some(match rng.between(0, 14) {
-            0 => {
-                request.prompt = None;
-                "prompt"
-            }
-            1 => {
-                request.prompt = ids(vec![]);
-                "token_ids"
-            }
-            2 => {
-                request.prompt = ids(vec![1, self.vocab_size]);
-                "token_ids"
-            }
-            3 => {
-                request.prompt = ids(vec![1; self.max_model_len as usize]);
-                "token_ids"
-            }
-            4 => {
-                request.prompt = Some(Prompt::Text(String::new()));
-                "text"
-            }
-            5 => {
-                sampling.temperature = Some(f64::NAN);
-                "sampling.temperature"
-            }
-            6 => {
-                sampling.top_p = Some(0.0);
-                "sampling.top_p"
-            }
-            7 => {
-                sampling.n = Some(rng.between(129, 1 << 30));
-                "sampling.n"
-            }
-            8 => {
-                sampling.logprobs = Some(21);
-                "sampling.logprobs"
-            }
-            9 => {
-                sampling.logit_bias = [(0, f64::INFINITY)].into();
-                "sampling.logit_bias"
-            }
-            10 => {
-                stopping.max_tokens = Some(0);
-                "stopping.max_tokens"
-            }
-            11 => {
-                stopping.min_tokens = Some(1 << 20);
-                "stopping.min_tokens"
-            }
-            12 => {
-                stopping.stop_texts = vec![String::new()];
-                "stopping.stop_texts"
-            }
-            13 => {
-                request.cache_salt = Some(String::new());
-                "cache_salt"
-            }
-            _ => {
-                let kind = Some(Constraint::JsonSchema("{\"type\": 7}".to_owned()));
-                request.constraint = Some(OutputConstraint { kind });
-                "constraint.json_schema"
-            }
-        });
         if rng.chance(2) {
             request.prompt = Some(Prompt::Text("x".repeat(self.max_request_bytes as usize)));
-            field = None;
+            return (request, None);
         }
-        request.sampling = Some(sampling);
-        request.stopping = Some(stopping);
-        (request, field)
+        let (field, spoil) = rng.pick(FAULTS);
+        spoil(&mut request, self);
+        (request, Some(field))
     }
+}
+
+/// Puts a fault into a valid request.
+type Spoil = fn(&mut GenerateStreamRequest, Limits);
+
+/// Faults by the field that is to blame.
+const FAULTS: &[(&str, Spoil)] = &[
+    ("prompt", |request, _| request.prompt = None),
+    ("text", |request, _| request.prompt = Some(Prompt::Text(String::new()))),
+    ("token_ids", |request, _| request.prompt = ids(vec![])),
+    ("token_ids", |request, limits| request.prompt = ids(vec![1, limits.vocab_size])),
+    ("token_ids", |request, limits| request.prompt = ids(vec![1; limits.max_model_len as usize])),
+    ("sampling.temperature", |request, _| sampling(request).temperature = Some(f64::NAN)),
+    ("sampling.top_p", |request, _| sampling(request).top_p = Some(0.0)),
+    ("sampling.n", |request, _| sampling(request).n = Some(129)),
+    ("sampling.n", |request, _| sampling(request).n = Some(u32::MAX)),
+    ("sampling.logprobs", |request, _| sampling(request).logprobs = Some(21)),
+    ("sampling.logit_bias", |request, _| {
+        sampling(request).logit_bias = [(0, f64::INFINITY)].into();
+    }),
+    ("stopping.max_tokens", |request, _| stopping(request).max_tokens = Some(0)),
+    ("stopping.min_tokens", |request, _| stopping(request).min_tokens = Some(1 << 20)),
+    ("stopping.stop_texts", |request, _| stopping(request).stop_texts = vec![String::new()]),
+    ("cache_salt", |request, _| request.cache_salt = Some(String::new())),
+    ("speculation.num_speculative_tokens", |request, limits| {
+        let num_speculative_tokens = Some(limits.max_drafts + 1);
+        request.speculation = Some(SpeculationParams { num_speculative_tokens });
+    }),
+    ("constraint.json_schema", |request, _| {
+        let kind = Some(Constraint::JsonSchema("{\"type\": 7}".to_owned()));
+        request.constraint = Some(OutputConstraint { kind });
+    }),
+];
+
+fn ids(ids: Vec<u32>) -> Option<Prompt> {
+    Some(Prompt::TokenIds(TokenIds { ids }))
+}
+
+fn sampling(request: &mut GenerateStreamRequest) -> &mut SamplingParams {
+    request.sampling.get_or_insert_default()
+}
+
+fn stopping(request: &mut GenerateStreamRequest) -> &mut StoppingParams {
+    request.stopping.get_or_insert_default()
 }
 
 /// One of the repeated requests.
