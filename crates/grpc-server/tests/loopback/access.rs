@@ -27,7 +27,7 @@ pub(crate) async fn server(
     n_max: Option<u32>,
 ) -> Server {
     let access = Access::new(usual.and_then(keys), admin.and_then(keys), n_max).unwrap();
-    let security = Security { access: Some(access), ..Security::default() };
+    let security = Security { access, ..Security::default() };
     Server::start_secured(setup, ServeConfig::default(), security).await
 }
 

@@ -87,16 +87,25 @@ impl Server {
 /// A client that says on the wire what it is told to, and looks at no clock.
 pub(crate) struct Raw {
     connection: h2::client::SendRequest<Bytes>,
+    driver: JoinHandle<()>,
     authority: SocketAddr,
 }
 
 impl Raw {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
-        let (connection, driver) = h2::client::handshake(stream).await.unwrap();
+        // A small window, which a stream that is not read fills at once.
+        let mut client = h2::client::Builder::new();
+        client.initial_window_size(1024);
+        let (connection, driver) = client.handshake(stream).await.unwrap();
         // It ends with an error where a test makes the server close the connection.
-        tokio::spawn(async move { driver.await.unwrap_or_default() });
-        Self { connection, authority: address }
+        let driver = tokio::spawn(async move { driver.await.unwrap_or_default() });
+        Self { connection, driver, authority: address }
+    }
+
+    /// Closes the connection.
+    pub(crate) fn close(&self) {
+        self.driver.abort();
     }
 
     /// Starts a call of the inference service, with its headers and without its message.
