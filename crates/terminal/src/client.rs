@@ -129,7 +129,7 @@ impl Client {
 }
 
 /// What a status says, with the causes that lie in the way to the server.
-pub(crate) fn said(status: &Status) -> String {
+pub fn said(status: &Status) -> String {
     let causes = status.source().map(with_causes);
     causes.unwrap_or_else(|| format!("{} ({:?})", status.message(), status.code()))
 }

@@ -33,8 +33,11 @@ mod lines;
 mod paint;
 pub mod top;
 
+#[cfg(test)]
+mod port_tests;
+
 pub use chat::{Chat, ChatModel, ChatOptions, Engine, Flow, chat};
-pub use client::{Client, ServerAddress};
+pub use client::{Client, ServerAddress, said};
 pub use error::ChatError;
 pub use lines::{Editor, Input, Lines, Piped, read_message};
 pub use paint::Paint;

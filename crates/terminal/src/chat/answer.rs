@@ -54,9 +54,9 @@ impl Answer {
         let Some(finished) = &self.finished else { return Some("(stopped)") };
         match finished.finish_reason() {
             FinishReason::MaxTokens => Some("(cut: --max-tokens allows longer answers)"),
-            FinishReason::ModelLength => {
-                Some("(cut: the conversation is as long as the model takes; /clear begins a new one)")
-            }
+            FinishReason::ModelLength => Some(
+                "(cut: the conversation is as long as the model takes; /clear begins a new one)",
+            ),
             FinishReason::OutOfBlocks => {
                 Some("(cut: the engine has no more KV blocks; /clear begins a new conversation)")
             }

@@ -3,12 +3,10 @@
 mod answer;
 mod command;
 
-#[cfg(test)]
-mod tests;
-
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 
 use chat_template::{ChatTemplate, Message, RenderOptions};
@@ -221,13 +219,7 @@ impl<W: Write> Chat<W> {
         let said = Message::new("user", text);
         let request = self.request(n_before, &said)?;
         let mut answer = Answer::new();
-        let stop = Arc::clone(&self.stop);
-        let streamed = tokio::select! {
-            streamed = stream(
-                &self.model.engine, request, &mut answer, &mut self.out, self.options.paint,
-            ) => streamed,
-            () = stop.notified() => Ok(()),
-        };
+        let streamed = self.stream(request, &mut answer).await;
         if !answer.text.is_empty() && !answer.text.ends_with('\n') {
             self.out.write_all(b"\n")?;
         }
@@ -245,11 +237,7 @@ impl<W: Write> Chat<W> {
     }
 
     /// A request for the answer to `said` behind the first `n_before` turns.
-    fn request(
-        &self,
-        n_before: usize,
-        said: &Message,
-    ) -> Result<GenerateStreamRequest, ChatError> {
+    fn request(&self, n_before: usize, said: &Message) -> Result<GenerateStreamRequest, ChatError> {
         let ChatModel { template, tokenizer, max_model_len, .. } = &self.model;
         let mut messages = self.conversation(n_before);
         messages.push(said.clone());
@@ -293,31 +281,43 @@ impl<W: Write> Chat<W> {
         }
         writeln!(io::stderr(), "{text}")
     }
+
+    /// Shows an answer as it comes, until it ends or is stopped.
+    async fn stream(
+        &mut self,
+        request: GenerateStreamRequest,
+        answer: &mut Answer,
+    ) -> Result<(), ChatError> {
+        let paint = self.options.paint;
+        let mut stopped = pin!(self.stop.notified());
+        let mut messages = tokio::select! {
+            biased;
+            () = &mut stopped => return Ok(()),
+            messages = self.model.engine.generate(request) => messages?,
+        };
+        loop {
+            let message = tokio::select! {
+                biased;
+                () = &mut stopped => return Ok(()),
+                message = messages.next() => message,
+            };
+            let Some(message) = message else { return Ok(()) };
+            match message?.event {
+                Some(Event::Delta(delta)) => {
+                    answer.push(&delta);
+                    self.out.write_all(paint.delta(&delta).as_bytes())?;
+                }
+                Some(Event::Finished(finished)) => {
+                    self.out.write_all(paint.text(&finished.tail_text).as_bytes())?;
+                    answer.text.push_str(&finished.tail_text);
+                    answer.finished = Some(finished);
+                }
+                _ => {}
+            }
+            self.out.flush()?;
+        }
+    }
 }
 
-/// Shows an answer as it comes.
-async fn stream(
-    engine: &Engine,
-    request: GenerateStreamRequest,
-    answer: &mut Answer,
-    out: &mut impl Write,
-    paint: Paint,
-) -> Result<(), ChatError> {
-    let mut messages = engine.generate(request).await?;
-    while let Some(message) = messages.next().await {
-        match message?.event {
-            Some(Event::Delta(delta)) => {
-                answer.push(&delta);
-                out.write_all(paint.delta(&delta).as_bytes())?;
-            }
-            Some(Event::Finished(finished)) => {
-                out.write_all(paint.text(&finished.tail_text).as_bytes())?;
-                answer.text.push_str(&finished.tail_text);
-                answer.finished = Some(finished);
-            }
-            _ => {}
-        }
-        out.flush()?;
-    }
-    Ok(())
-}
+#[cfg(test)]
+pub(crate) mod tests;

@@ -83,7 +83,8 @@ pub(crate) fn prefixes(sample: &Sample) -> Fact {
 pub(crate) fn drafts(sample: &Sample, rates: Option<Rates>) -> Fact {
     let stats = sample.speculation();
     let Some(length) = stats.acceptance_length else {
-        let why = if sample.model.num_speculative_tokens == 0 { "off" } else { "none verified yet" };
+        let why =
+            if sample.model.num_speculative_tokens == 0 { "off" } else { "none verified yet" };
         return ("drafts", why.to_owned());
     };
     let now = rates.and_then(|rates| rates.acceptance_length);
@@ -109,13 +110,15 @@ pub(crate) fn indexer(sample: &Sample) -> Vec<Fact> {
 /// All figures of one sample, a line each.
 #[must_use]
 pub fn text(sample: &Sample) -> String {
-    let mut facts = vec![requests(sample), blocks(sample), tokens(sample, None), drafts(sample, None)];
+    let mut facts =
+        vec![requests(sample), blocks(sample), tokens(sample, None), drafts(sample, None)];
     for (place, share) in (1..).zip(sample.accepted_shares()) {
         facts.push(("", format!("position {place}: {:.0} % accepted", 100.0 * share)));
     }
     facts.extend([steps(sample), prefixes(sample)]);
     facts.extend(indexer(sample));
-    let lines = facts.iter().map(|(label, text)| format!("{label:<10}{text}").trim_end().to_owned());
+    let lines =
+        facts.iter().map(|(label, text)| format!("{label:<10}{text}").trim_end().to_owned());
     let lines: Vec<String> = std::iter::once(title(sample)).chain(lines).collect();
     lines.join("\n") + "\n"
 }
