@@ -190,3 +190,6 @@ impl Repeated {
         Err(format!("repeated request {which} generated {ids:?} before and {now:?} now"))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -42,6 +42,9 @@ use crate::requests::Limits;
 use crate::sample::spread;
 use crate::tally::Tally;
 
+/// What the longest requests need.
+const MODEL_LEN_MIN: u32 = 1024;
+
 /// Drives a running server with clients of all kinds, and counts what each call got
 #[derive(Clone, Debug, Parser)]
 pub struct Args {
@@ -150,8 +153,9 @@ async fn limits(connection: &Connection) -> Result<Limits, String> {
     let mut control = connection.control();
     let model = control.get_model_info(GetModelInfoRequest {}).await.map_err(fault)?.into_inner();
     let server = control.get_server_info(GetServerInfoRequest {}).await.map_err(fault)?;
-    if !model.has_tokenizer {
-        return Err("the model has no tokenizer; many requests here are texts".to_owned());
+    if !model.has_tokenizer || model.max_model_len < MODEL_LEN_MIN {
+        let message = "needs a model with a tokenizer and a length of at least";
+        return Err(format!("{message} {MODEL_LEN_MIN} tokens"));
     }
     Ok(Limits {
         vocab_size: model.vocab_size,

@@ -67,7 +67,10 @@ impl Samples {
     }
 
     pub(crate) fn json(&self) -> Value {
-        let row = |(name, points): (&str, Vec<(f64, f64)>)| json!({ "name": name, "spread": spread(&points), "slope": slope(&points) });
+        let row = |(name, points): (_, Vec<(f64, f64)>)| {
+            let (spread, slope) = (spread(&points), slope(&points));
+            json!({ "name": name, "spread": spread, "slope": slope })
+        };
         let memory = |sample: &Sample| sample.process.map(|process| process[0]);
         let n_minutes = self.0.last().map_or(0, |last| last.minutes as usize + 1);
         let of_minute = |minute: usize| {
