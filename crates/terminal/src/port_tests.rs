@@ -80,7 +80,7 @@ async fn a_chat_with_a_server_that_wants_tls_and_a_key() {
     let distrusted = client(Some("secret"), None).stats().await.unwrap_err();
     assert!(said(&distrusted).to_lowercase().contains("certificate"), "{distrusted:?}");
 
-    let engine = Engine::There(client(Some("secret"), ca()));
+    let engine = Engine::There(Box::new(client(Some("secret"), ca())));
     let mut chat = chat_over(engine, &Out::default(), &Arc::<Notify>::default()).await;
     assert_eq!(chat.on("x").await, "a⟦bc⟧d⟦e⟧.\n");
     server.of.wait_until_empty().await;

@@ -32,7 +32,7 @@ pub enum Engine {
     /// An engine of this process.
     Here(Arc<dyn InferenceEngine>),
     /// A server.
-    There(Client),
+    There(Box<Client>),
 }
 
 impl Engine {

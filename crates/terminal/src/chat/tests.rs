@@ -51,11 +51,13 @@ fn tokenizer() -> Arc<Tokenizer> {
     Arc::new(Tokenizer::load(folder.path()).unwrap())
 }
 
+type Hears = Arc<dyn Fn(&str)>;
+
 /// What a chat wrote; `on_text` hears of all of it after each write.
 #[derive(Clone, Default)]
 pub(crate) struct Out {
     text: Arc<Mutex<String>>,
-    on_text: Option<Arc<dyn Fn(&str)>>,
+    on_text: Option<Hears>,
 }
 
 impl Write for Out {
