@@ -151,6 +151,7 @@ impl Stream for Call {
             let message = event.and_then(|(index, event)| self.message(index, event));
             if let Err(status) = &message {
                 self.span.failed(status.code());
+                self.outputs.iter_mut().for_each(|of_call| of_call.watch.failed(status));
                 // Dropped here, so that the request ends even if the stream is kept.
                 self.outputs.clear();
             }
