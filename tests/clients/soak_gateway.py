@@ -8,9 +8,11 @@ import argparse
 import collections
 import json
 import random
+import re
 import sys
 import threading
 import time
+from pathlib import Path
 
 import openai
 
@@ -43,14 +45,14 @@ class Counts:
 
 
 class Gateway(Program):
-    """smg in front of a server, on the ports that it is given each time."""
+    """smg in front of a server, on a port that it is given each time."""
 
-    def __init__(self, port, metrics_port, worker_port):
-        super().__init__(
-            *[sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", port],
-            *["--worker-urls", f"grpc://127.0.0.1:{worker_port}"],
-            *["--prometheus-host", "127.0.0.1", "--prometheus-port", metrics_port],
-        )
+    def __init__(self, port, worker):
+        listen = ["--host", "127.0.0.1", "--port", port]
+        prometheus = ["--prometheus-host", "127.0.0.1", "--prometheus-port", free_port()]
+        flags = ["--worker-urls", f"grpc://{worker}", "--disable-retries"]
+        smg = Path(sys.executable).parent / "smg"
+        super().__init__(smg, "launch", *listen, *prometheus, *flags, HF_HUB_OFFLINE="1")
 
 
 def call(client, rng, counts):
@@ -113,9 +115,10 @@ def main():
     parser.add_argument("--clients", type=int, default=16)
     options = parser.parse_args()
     counts, stop, freed = Counts(), threading.Event(), []
-    worker_port, port, metrics_port = free_port(), free_port(), free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}/v1"
-    with Server("--smg-port", worker_port) as server:
+    with Server("--smg-port", "0") as server:
+        worker = re.search(r"^SMG's API on (\S+)$", server.log(), re.MULTILINE)[1]
         threads = [
             threading.Thread(target=run_client, args=(url, seed, counts, stop), daemon=True)
             for seed in range(options.clients)
@@ -123,7 +126,7 @@ def main():
         for thread in threads:
             thread.start()
         for _ in range(options.restarts):
-            with Gateway(port, metrics_port, worker_port) as gateway:
+            with Gateway(port, worker) as gateway:
                 n_before = counts.outcomes["finished"]
                 gateway.wait_until(lambda: counts.outcomes["finished"] > n_before, "an answer")
                 time.sleep(options.seconds)

@@ -114,7 +114,7 @@ impl Client {
     /// Calls until told to stop.
     pub(crate) async fn run(mut self) {
         while !self.shared.stops() {
-            let end = match self.rng.between(0, 999) {
+            match self.rng.between(0, 999) {
                 0..200 => self.leave().await,
                 200..250 => self.invalid().await,
                 250..300 => self.too_short().await,
@@ -122,10 +122,6 @@ impl Client {
                 350..354 => self.burst().await,
                 354..700 => self.whole("stream").await,
                 _ => self.whole("unary").await,
-            };
-            if let Err(fault) = end {
-                self.shared.tally().count("connect", Err(fault));
-                sleep(Duration::from_secs(1)).await;
             }
         }
     }
@@ -133,20 +129,19 @@ impl Client {
     /// Calls that should be answered in full, until the server is gone.
     pub(crate) async fn run_until_refused(mut self) {
         while self.shared.signalled.get().is_none_or(|at| at.elapsed() < Duration::from_secs(1)) {
-            let _ = self.whole("stream").await;
-            let _ = self.whole("unary").await;
+            self.whole("stream").await;
+            self.whole("unary").await;
         }
     }
 
     /// A call that is answered in full.
-    async fn whole(&mut self, what: &'static str) -> Result<(), String> {
+    async fn whole(&mut self, what: &'static str) {
         let wish = self.shared.limits.valid(&mut self.rng);
         let mut answer = Answer::new(&wish.request);
         let begun = Instant::now();
         let call = self.call(what, &wish, None, &mut answer);
         let end = patient(self.shared.patience, call).await;
         self.settle(what, &wish, &answer, (begun, end)).await;
-        Ok(())
     }
 
     /// Makes a call of either kind.
@@ -199,7 +194,7 @@ impl Client {
     }
 
     /// Leaves a call at some moment: drops the call, or cuts the connection.
-    async fn leave(&mut self) -> Result<(), String> {
+    async fn leave(&mut self) {
         let what = if self.rng.chance(60) { "stream" } else { "unary" };
         let row = if self.rng.chance(50) { "leave the call" } else { "leave the connection" };
         let wish = self.shared.limits.valid(&mut self.rng);
@@ -213,12 +208,14 @@ impl Client {
         let end = timeout(stay, self.call(what, &wish, None, &mut answer)).await;
         if let Ok(end) = end {
             self.settle(row, &wish, &answer, (begun, end)).await;
-            return Ok(());
+            return;
         }
         self.shared.count(row, &wish, &answer, Ok(false));
         if row == "leave the connection" {
-            let next = connect(&self.shared.address).await?;
-            std::mem::replace(&mut self.connection, next).cut();
+            match connect(&self.shared.address).await {
+                Ok(next) => std::mem::replace(&mut self.connection, next).cut(),
+                Err(fault) => self.shared.tally().count("connect", Err(fault)),
+            }
         }
         if let Some(id) = answer.unfinished() {
             let shared = Arc::clone(&self.shared);
@@ -234,11 +231,10 @@ impl Client {
                 shared.tally().count("500 ms after leaving", outcome);
             });
         }
-        Ok(())
     }
 
     /// A request with a fault.
-    async fn invalid(&mut self) -> Result<(), String> {
+    async fn invalid(&mut self) {
         let (request, field) = self.shared.limits.invalid(&mut self.rng);
         let wish = Wish { request, repeated: None };
         let mut answer = Answer::new(&GenerateStreamRequest::default());
@@ -263,11 +259,10 @@ impl Client {
             }
         };
         self.shared.tally().count("invalid", outcome);
-        Ok(())
     }
 
     /// A call whose deadline may be too short.
-    async fn too_short(&mut self) -> Result<(), String> {
+    async fn too_short(&mut self) {
         let wish = self.shared.limits.valid(&mut self.rng);
         let mut answer = Answer::new(&wish.request);
         let what = if self.rng.chance(50) { "stream" } else { "unary" };
@@ -284,15 +279,14 @@ impl Client {
             }
             _ => {
                 self.settle("short deadline", &wish, &answer, (begun, end)).await;
-                return Ok(());
+                return;
             }
         };
         self.shared.tally().count("short deadline", Ok(outcome));
-        Ok(())
     }
 
     /// A call that ends one of its outputs through AbortRequest.
-    async fn abort(&mut self) -> Result<(), String> {
+    async fn abort(&mut self) {
         let wish = self.shared.limits.valid(&mut self.rng);
         let mut answer = Answer::new(&wish.request);
         let begun = Instant::now();
@@ -300,7 +294,6 @@ impl Client {
         let call = self.aborted(&wish, n_messages, &mut answer);
         let end = patient(self.shared.patience, call).await;
         self.settle("abort", &wish, &answer, (begun, end)).await;
-        Ok(())
     }
 
     async fn aborted(
@@ -329,7 +322,7 @@ impl Client {
     }
 
     /// Many requests at once, more than the queue may take.
-    async fn burst(&mut self) -> Result<(), String> {
+    async fn burst(&mut self) {
         let mut calls = JoinSet::new();
         for _ in 0..32 {
             let mut wish = self.shared.limits.valid(&mut self.rng);
@@ -348,7 +341,6 @@ impl Client {
             });
         }
         calls.join_all().await;
-        Ok(())
     }
 }
 
