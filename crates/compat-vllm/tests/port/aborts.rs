@@ -108,6 +108,11 @@ async fn a_caller_that_leaves_frees_its_request_and_its_name() {
     server.of.wait_until_unfinished(1).await;
     drop(running);
     server.of.wait_until_empty().await;
+    let mut client = server.inference();
+    let unary = tokio::spawn(async move { client.generate(request(&[1], 4000)).await });
+    server.of.wait_until_unfinished(1).await;
+    unary.abort();
+    server.of.wait_until_empty().await;
     // What gateways do behind a reset.
     abort(&server, &["running", "queued"]).await;
     let output = server.stream(named("running", request(&[1], 1))).await.unwrap();

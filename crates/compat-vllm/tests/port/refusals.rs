@@ -76,6 +76,7 @@ const WRONG: &[(&str, Change)] = &[
         request.prompt = Some(Prompt::TokenIds(TokenIds { ids: vec![100] }));
     }),
     ("text", |request| request.prompt = Some(Prompt::Text(String::new()))),
+    ("text", |request| request.prompt = Some(Prompt::Text("a".repeat(5000)))),
     ("temperature", |request| request.temperature = Some(-1.0)),
     ("sampling.top_p", |request| request.sampling.get_or_insert_default().top_p = Some(0.0)),
     ("sampling.min_p", |request| request.sampling.get_or_insert_default().min_p = Some(2.0)),
