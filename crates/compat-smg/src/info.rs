@@ -5,9 +5,7 @@ use std::path::Path;
 use grpc_api::control::v1 as own;
 use serde_json::{Map, Value, json};
 
-use crate::engine::{
-    GetLoadsResponse, GetModelInfoResponse, GetServerInfoResponse, SchedulerLoad,
-};
+use crate::engine::{GetLoadsResponse, GetModelInfoResponse, GetServerInfoResponse, SchedulerLoad};
 
 /// Sampling parameters that a `generation_config.json` may choose for requests.
 const SAMPLING_DEFAULTS: &[&str] =
@@ -60,7 +58,7 @@ fn sampling_defaults(generation: &Map<String, Value>) -> String {
     if defaults.is_empty() { String::new() } else { Value::Object(defaults).to_string() }
 }
 
-/// A JSON object of the checkpoint; empty if there is none, which the loaded model could do without.
+/// A JSON object of the checkpoint; empty if there is none, which the model could do without.
 fn read_json(checkpoint: Option<&Path>, name: &str) -> Map<String, Value> {
     let text = checkpoint.and_then(|folder| std::fs::read(folder.join(name)).ok());
     text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
@@ -127,7 +125,8 @@ mod tests {
         let of = |value: Value| sampling_defaults(value.as_object().unwrap());
         assert_eq!(of(json!({})), "");
         assert_eq!(of(json!({"do_sample": false, "top_p": 0.9})), r#"{"temperature":0.0}"#);
-        let sampled = json!({"do_sample": true, "top_p": 0.95, "temperature": 1.0, "eos_token_id": 1});
+        let sampled =
+            json!({"do_sample": true, "top_p": 0.95, "temperature": 1.0, "eos_token_id": 1});
         assert_eq!(of(sampled), r#"{"temperature":1.0,"top_p":0.95}"#);
     }
 }

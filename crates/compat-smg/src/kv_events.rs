@@ -82,7 +82,8 @@ mod tests {
             salted,
         };
         let hash_of = |last: u8| 0x0909_0909_0909_0900 + i64::from(last);
-        let block = |last, token_ids| KvBlock { block_hash: hash_of(last), token_ids, block_size: 2 };
+        let block =
+            |last, token_ids| KvBlock { block_hash: hash_of(last), token_ids, block_size: 2 };
         let blocks = vec![block(2, vec![10, 11]), block(3, vec![12, 13])];
         for (blocks_before, parent_block_hash) in [(0, None), (4, Some(hash_of(1)))] {
             let stored = KvBlocksStored { blocks: blocks.clone(), parent_block_hash };
@@ -91,7 +92,10 @@ mod tests {
         }
         assert_eq!(event(Change::Stored(of(0, true))), None);
         let removed = event(Change::Removed(own::KvBlocksRemoved { keys: vec![key(3)] }));
-        assert_eq!(removed, Some(Data::Removed(KvBlocksRemoved { block_hashes: vec![hash_of(3)] })));
+        assert_eq!(
+            removed,
+            Some(Data::Removed(KvBlocksRemoved { block_hashes: vec![hash_of(3)] }))
+        );
     }
 
     #[test]

@@ -44,7 +44,10 @@ impl Reply {
     }
 
     /// What a message comes to, if it is to be told now.
-    pub(crate) fn take(&mut self, message: own::GenerateStreamResponse) -> Option<GenerateResponse> {
+    pub(crate) fn take(
+        &mut self,
+        message: own::GenerateStreamResponse,
+    ) -> Option<GenerateResponse> {
         let index = message.index;
         let response = match message.event? {
             Event::Delta(delta) => Response::Chunk(self.delta(index, delta)?),
@@ -59,8 +62,11 @@ impl Reply {
 
     /// The last messages of the outputs that have none, of a call that was aborted.
     pub(crate) fn abort(&mut self) -> Vec<GenerateResponse> {
-        let unfinished: Vec<u32> =
-            (0..).zip(&self.outputs).filter(|(_, of)| !of.is_over).map(|(index, _)| index).collect();
+        let unfinished: Vec<u32> = (0..)
+            .zip(&self.outputs)
+            .filter(|(_, of)| !of.is_over)
+            .map(|(index, _)| index)
+            .collect();
         let complete = |index| {
             let complete = self.complete(index, "abort");
             GenerateResponse { response: Some(Response::Complete(complete)) }

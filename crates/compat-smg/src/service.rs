@@ -130,13 +130,17 @@ impl VllmEngine for SmgService {
         &self,
         _request: Request<pb::GetTokenizerRequest>,
     ) -> Result<Response<Self::GetTokenizerStream>, Status> {
-        let folder = self.engine.checkpoint_dir().filter(|_| {
-            self.engine.model_info().is_ok_and(|model| model.has_tokenizer)
-        });
+        let folder = self
+            .engine
+            .checkpoint_dir()
+            .filter(|_| self.engine.model_info().is_ok_and(|model| model.has_tokenizer));
         let Some(folder) = folder else {
-            return Err(Status::failed_precondition("the model has no tokenizer, or is not loaded"));
+            return Err(Status::failed_precondition(
+                "the model has no tokenizer, or is not loaded",
+            ));
         };
-        let archive = spawn_blocking(move || tokenizer::archive(&folder)).await.map_err(internal)?;
+        let archive =
+            spawn_blocking(move || tokenizer::archive(&folder)).await.map_err(internal)?;
         let chunks = tokenizer::chunks(archive.map_err(internal)?);
         Ok(Response::new(Box::pin(tokio_stream::iter(chunks.map(Ok)))))
     }
