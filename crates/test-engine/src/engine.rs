@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
 use engine_types::{
-    ExecutorError, ExecutorLimits, IndexerCounts, OutputMode, StepExecutor, StepOutcome, StepPlan, StepQueue,
+    ExecutorError, ExecutorLimits, IndexerCounts, OutputMode, StepExecutor, StepOutcome, StepPlan,
+    StepQueue,
 };
 use scheduler::{DraftPolicy, SchedulerConfig};
 use serde_json::json;

@@ -44,12 +44,7 @@ const CRATES: &[Crate] = &[
     known("compat-vllm", 5, "control", &["grpc-api", "serving"]),
     known("soak", 5, "control", &["grpc-api"]),
     known("telemetry", 5, "control", &["serving"]),
-    known(
-        "terminal",
-        5,
-        "control",
-        &["chat-template", "grpc-api", "serving", "tokenization"],
-    ),
+    known("terminal", 5, "control", &["chat-template", "grpc-api", "serving", "tokenization"]),
     known(
         "test-engine",
         5,
