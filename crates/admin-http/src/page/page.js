@@ -180,6 +180,7 @@ function request() {
     temperature: number("temperature"),
     seed: number("seed"),
     num_speculative_tokens: number("drafts"),
+    ignore_eos: $("ignore-eos").checked,
   };
 }
 
@@ -193,6 +194,7 @@ function addStep(step) {
     const rejected = step.draft_texts.slice(step.n_accepted);
     if (!isAccepted && rejected.length > 0) {
       token.classList.add("rejected");
+      token.classList.toggle("newline", token.textContent.startsWith("\n"));
       token.tabIndex = 0;
       token.rejected = rejected.map((text, j) => text ?? `#${step.draft_token_ids[step.n_accepted + j]}`);
       token.setAttribute("aria-label",

@@ -113,7 +113,6 @@ impl Answer {
 /// A listener around an engine under test.
 pub(crate) struct Server {
     pub(crate) of: TestEngine,
-    pub(crate) metrics: Arc<Metrics>,
     pub(crate) listener: Listener,
 }
 
@@ -134,7 +133,7 @@ impl Server {
         let metrics = Arc::new(Metrics::new(names));
         let frontend = FrontendConfig { observer: metrics.clone(), ..setup.frontend };
         let of = TestEngine::start(Setup { frontend, ..setup });
-        let listener = Listener::start(of.frontend.clone(), config, Arc::clone(&metrics)).await;
-        Self { of, metrics, listener }
+        let listener = Listener::start(of.frontend.clone(), config, metrics).await;
+        Self { of, listener }
     }
 }
