@@ -15,7 +15,8 @@ use prost::Message as _;
 
 /// Encoded messages.
 pub(crate) fn messages() -> BoxedStrategy<Vec<u8>> {
-    let changed = (requests(), vec(change(), 1..8)).prop_map(|(request, changes)| {
+    let any_request = prop_oneof![valid(), requests()];
+    let changed = (any_request, vec(change(), 1..8)).prop_map(|(request, changes)| {
         let mut bytes = request.encode_to_vec();
         for change in changes {
             apply(&mut bytes, &change);
@@ -25,8 +26,9 @@ pub(crate) fn messages() -> BoxedStrategy<Vec<u8>> {
     // Groups within groups, which a decoder that recurses would not survive.
     let nested = (0..50_000_usize).prop_map(|depth| vec![0x0b; depth]);
     prop_oneof![
+        2 => valid().prop_map(|request| request.encode_to_vec()),
         4 => requests().prop_map(|request| request.encode_to_vec()),
-        4 => changed,
+        6 => changed,
         1 => vec(any::<u8>(), 0..200),
         1 => nested,
     ]
@@ -51,6 +53,38 @@ fn apply(bytes: &mut Vec<u8>, (place, kind, byte): &Change) {
         3 => bytes[at] = *byte,
         _ => bytes[at] ^= 1 << (byte % 8),
     }
+}
+
+/// Requests without a fault.
+fn valid() -> BoxedStrategy<GenerateStreamRequest> {
+    let prompt = prop_oneof![
+        (1..20_usize).prop_map(|n| Prompt::Text("word ".repeat(n))),
+        vec(0..4096_u32, 1..20).prop_map(|ids| Prompt::TokenIds(TokenIds { ids })),
+    ];
+    let kind = select(vec![
+        Kind::Regex("a+".to_owned()),
+        Kind::JsonSchema(r#"{"type":"boolean"}"#.to_owned()),
+        Kind::LarkGrammar("start: \"a\"+".to_owned()),
+    ]);
+    (prompt, 0.0..2.0_f64, 0.1..1.0_f64, 1..4_u32, 1..20_u32, weighted(0.3, kind))
+        .prop_map(|(prompt, temperature, top_p, n, max_tokens, kind)| GenerateStreamRequest {
+            prompt: Some(prompt),
+            sampling: Some(SamplingParams {
+                temperature: Some(temperature),
+                top_p: Some(top_p),
+                n: Some(n),
+                logprobs: Some(n),
+                ..SamplingParams::default()
+            }),
+            stopping: Some(StoppingParams {
+                max_tokens: Some(max_tokens),
+                stop_texts: vec!["end".to_owned()],
+                ..StoppingParams::default()
+            }),
+            constraint: kind.map(|kind| OutputConstraint { kind: Some(kind) }),
+            ..GenerateStreamRequest::default()
+        })
+        .boxed()
 }
 
 fn requests() -> BoxedStrategy<GenerateStreamRequest> {
