@@ -128,9 +128,9 @@ pub(crate) struct ChatArgs {
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) engine: EngineSettings,
-    /// Chat with the model of the server at http://HOST:PORT or https://HOST:PORT instead of loading
-    /// it; --model is its checkpoint, whose template and tokenizer are used, and nothing else of the
-    /// engine's flags counts
+    /// Chat with the model of the server at http://HOST:PORT or https://HOST:PORT instead of
+    /// loading it; --model is its checkpoint, whose template and tokenizer are used, and nothing
+    /// else of the engine's flags counts
     #[arg(long, value_name = "URL")]
     pub(crate) connect: Option<String>,
     #[command(flatten)]
