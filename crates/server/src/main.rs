@@ -5,6 +5,7 @@
 mod chat;
 mod cli;
 mod generate;
+mod http;
 mod inspect;
 mod loading;
 mod output;

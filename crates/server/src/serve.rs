@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use grpc_server::{Port, Security, Services};
 use serving::{Frontend, FrontendConfig, InferenceEngine, ModelInfo};
 use settings::{
@@ -15,10 +15,9 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::loading::{self, LoadedEngine, Model};
-use crate::{output, port};
+use crate::{http, output, port};
 
 pub(crate) fn run(settings: &ServeSettings) -> Result<()> {
-    refuse_absent(settings)?;
     let runtime = Runtime::new()?;
     let export = {
         let _inside = runtime.enter();
@@ -41,13 +40,16 @@ async fn serve(settings: &ServeSettings) -> Result<()> {
     let listener = bind(address, "--port").await?;
     let address = listener.local_addr()?;
     let max_request_bytes = listen.max_request_bytes as usize;
+    let metrics = Arc::new(http::metrics(&settings.http));
     let frontend = Arc::new(Frontend::loading(FrontendConfig {
         max_request_bytes,
         max_buffered_steps: listen.max_buffered_steps as usize,
         link_span: Some(telemetry::link_span),
+        observer: metrics.clone(),
         ..FrontendConfig::default()
     }));
     let engine: Arc<dyn InferenceEngine> = frontend.clone();
+    let http = http::start(settings, &engine, metrics).await?;
     let mut ports = vec![port::own(listener, listen, &engine, security)];
     ports.extend(compat_ports(&settings.compat, &engine, max_request_bytes).await?);
     let stop = stop_signal()?;
@@ -69,11 +71,14 @@ async fn serve(settings: &ServeSettings) -> Result<()> {
     output::text(&format!("listening on {address}\n"))?;
     serving.await??;
     thread.drain();
+    if let Some(http) = http {
+        http.stop().await;
+    }
     tracing::info!("stopped");
     Ok(())
 }
 
-async fn bind(address: SocketAddr, flag: &str) -> Result<TcpListener> {
+pub(crate) async fn bind(address: SocketAddr, flag: &str) -> Result<TcpListener> {
     let listener = TcpListener::bind(address).await;
     listener.with_context(|| format!("cannot listen on {address}: choose another {flag}"))
 }
@@ -136,17 +141,6 @@ fn stop_signal() -> Result<impl Future<Output = ()> + Send> {
             }
         });
     })
-}
-
-/// Refuses what nothing here does yet, rather than to ignore it.
-fn refuse_absent(settings: &ServeSettings) -> Result<()> {
-    let ServeSettings { http, compat, .. } = settings;
-    let absent =
-        [("--http-port", http.http_port.is_some()), ("--smg-port", compat.smg_port.is_some())];
-    for (setting, is_set) in absent {
-        ensure!(!is_set, "{setting}: this build cannot do that yet; leave it out");
-    }
-    Ok(())
 }
 
 fn model_info(listen: &ListenSettings, model: &Model) -> ModelInfo {
