@@ -46,9 +46,14 @@ impl Stream for Generation {
                 self.last = self.reply.abort().into();
                 continue;
             }
-            match ready!(running.messages.as_mut().poll_next(cx)) {
+            match ready!(Pin::new(&mut running.messages).poll_next(cx)) {
                 Some(Ok(message)) => {
-                    if let Some(response) = self.reply.take(message) {
+                    let response = self.reply.take(message);
+                    if self.reply.is_over() {
+                        // Its caller may use the name again once it has read the last message.
+                        self.running = None;
+                    }
+                    if let Some(response) = response {
                         return Poll::Ready(Some(Ok(response)));
                     }
                 }

@@ -60,6 +60,11 @@ impl Reply {
         Some(GenerateResponse { response: Some(response) })
     }
 
+    /// Whether all outputs have had their last messages.
+    pub(crate) fn is_over(&self) -> bool {
+        self.outputs.iter().all(|output| output.is_over)
+    }
+
     /// The last messages of the outputs that have none, of a call that was aborted.
     pub(crate) fn abort(&mut self) -> Vec<GenerateResponse> {
         let unfinished: Vec<u32> = (0..)
