@@ -93,7 +93,7 @@ def run_client(url, seed, counts, stop):
         except openai.APITimeoutError as error:
             counts.fail(error)
         except openai.APIConnectionError:
-            counts.add("no gateway")
+            counts.add("gateway gone")
             time.sleep(0.2)
         except openai.APIStatusError as error:
             # It has started, and does not know its worker yet.
