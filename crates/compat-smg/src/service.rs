@@ -71,7 +71,8 @@ impl VllmEngine for SmgService {
         let healthy = state == EngineState::Serving;
         let message = match state {
             EngineState::Serving => String::new(),
-            EngineState::Loading => "the model is being loaded".to_owned(),
+            // The gateway takes any answer for a reason to ask for the model, once and for all.
+            EngineState::Loading => return Err(Status::unavailable("the model is being loaded")),
             EngineState::Draining => "the server takes no more requests".to_owned(),
             EngineState::Dead(reason) => format!("the engine is dead: {reason}"),
         };

@@ -556,7 +556,7 @@ pub mod vllm_engine_client {
             req.extensions_mut().insert(GrpcMethod::new("vllm.grpc.engine.VllmEngine", "Generate"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Says whether requests are served.
+        /// Says whether requests are served; UNAVAILABLE while the model is being loaded.
         pub async fn health_check(
             &mut self,
             request: impl tonic::IntoRequest<super::HealthCheckRequest>,
@@ -717,7 +717,7 @@ pub mod vllm_engine_server {
             &self,
             request: tonic::Request<super::GenerateRequest>,
         ) -> std::result::Result<tonic::Response<Self::GenerateStream>, tonic::Status>;
-        /// Says whether requests are served.
+        /// Says whether requests are served; UNAVAILABLE while the model is being loaded.
         async fn health_check(
             &self,
             request: tonic::Request<super::HealthCheckRequest>,
