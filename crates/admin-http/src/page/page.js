@@ -256,7 +256,7 @@ async function submit(event) {
   try {
     await complete(running.signal);
   } catch (error) {
-    const wasStopped = error.name === "AbortError";
+    const wasStopped = running.signal.aborted;
     say(wasStopped ? "Stopped." : error.message, !wasStopped);
   }
   running = null;
