@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use crate::{libtorch, process, serve, setup};
 
 pub(crate) const HELP: &str = "\
-Builds in release, starts the server with the bundled checkpoint and little room (KV blocks for a
-part of what is asked, a short queue, small buffers of streams), drives it with many clients, a
+Builds in release, starts the server with the bundled checkpoint, all its listeners and little room
+(KV blocks for a part of what is asked, a short queue, small buffers of streams), drives it with many clients, a
 fifth of whose calls are left early and some of which are nonsense, and ends it by SIGTERM under
 load. Prints the counts; fails if a call came to anything but what its kind allows, or the server
 kept anything.
@@ -25,6 +25,9 @@ const SERVER: &[&str] = &[
     "serve",
     "--host=127.0.0.1",
     "--port=0",
+    "--http-port=0",
+    "--smg-port=0",
+    "--vllm-port=0",
     "--kv-cache-memory=12",
     "--max-queued-requests=64",
     "--max-buffered-steps=128",

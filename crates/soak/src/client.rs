@@ -19,6 +19,9 @@ use crate::tally::Tally;
 /// The time within which a server has freed what a client that left had.
 const FREED_WITHIN: Duration = Duration::from_millis(500);
 
+/// A request that has been on its way for longer has surely been taken.
+const ON_THE_WAY_MAX: Duration = Duration::from_secs(2);
+
 /// What all clients share.
 pub(crate) struct Shared {
     pub(crate) address: String,
@@ -85,9 +88,11 @@ impl Shared {
         let reason = details.error_info().map_or("", |info| info.reason.as_str());
         let is_complete = details.retry_info().is_some() && details.quota_failure().is_some();
         let signalled = self.signalled.get();
+        // Whether it may have reached the server after the signal.
+        let is_late = !taken && signalled.is_some_and(|at| begun + ON_THE_WAY_MAX > *at);
         match (status.code(), reason) {
             (Code::ResourceExhausted, "QUEUE_FULL") if is_complete => Ok("queue full"),
-            (Code::Unavailable, "DRAINING") if signalled.is_some() && !taken => Ok("draining"),
+            (Code::Unavailable, "DRAINING") if is_late => Ok("draining"),
             (Code::Unavailable | Code::Cancelled | Code::Unknown, "")
                 if signalled.is_some_and(|at| begun > *at) && !taken =>
             {
@@ -129,8 +134,8 @@ impl Client {
     /// Calls that should be answered in full, until the server is gone.
     pub(crate) async fn run_until_refused(mut self) {
         while self.shared.signalled.get().is_none_or(|at| at.elapsed() < Duration::from_secs(1)) {
-            self.whole("stream").await;
-            self.whole("unary").await;
+            let what = *self.rng.pick(&["stream", "unary"]);
+            self.whole(what).await;
         }
     }
 
