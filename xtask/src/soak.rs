@@ -10,10 +10,10 @@ use crate::{libtorch, process, serve, setup};
 
 pub(crate) const HELP: &str = "\
 Builds in release, starts the server with the bundled checkpoint, all its listeners and little room
-(KV blocks for a part of what is asked, a short queue, small buffers of streams), drives it with many clients, a
-fifth of whose calls are left early and some of which are nonsense, and ends it by SIGTERM under
-load. Prints the counts; fails if a call came to anything but what its kind allows, or the server
-kept anything.
+(KV blocks for a part of what is asked, a short queue, small buffers of streams), drives it with
+many clients, a fifth of whose calls are left early and some of which are nonsense, and ends it by
+SIGTERM under load. Prints the counts; fails if a call came to anything but what its kind allows, or
+the server kept anything.
 
   --minutes M       minutes of load (default 10)
   --clients N       clients at a time (default 64)
