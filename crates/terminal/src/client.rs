@@ -97,7 +97,8 @@ impl Client {
     ///
     /// The status that the server, or the way to it, answered with; so for the others.
     pub async fn generate(&self, request: GenerateStreamRequest) -> Result<Messages, Status> {
-        Ok(Box::pin(self.inference.clone().generate_stream(request).await?.into_inner()))
+        let messages = self.inference.clone().generate_stream(request).await?.into_inner();
+        Ok(Messages::new(vec![], messages))
     }
 
     /// The model and the limits of a request.

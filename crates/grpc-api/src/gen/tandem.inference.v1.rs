@@ -220,7 +220,8 @@ pub struct SpeculationParams {
 /// One message of the stream.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateStreamResponse {
-    /// The server's name for the output, as AbortRequest takes it.
+    /// The server's name for the output, as AbortRequest takes it: a random number, which nobody else
+    /// can guess.
     #[prost(uint64, tag = "1")]
     pub request_id: u64,
     /// Which output, from 0; below SamplingParams.n.
@@ -588,7 +589,8 @@ pub mod inference_service_client {
             self
         }
         /// Continues a prompt and streams what each step of the engine adds: deltas, then one final
-        /// message for each output with the reason of its end.
+        /// message for each output with the reason of its end. The header tandem-request-ids of the
+        /// answer names the outputs from the start, separated by commas.
         pub async fn generate_stream(
             &mut self,
             request: impl tonic::IntoRequest<super::GenerateStreamRequest>,
@@ -664,7 +666,8 @@ pub mod inference_service_server {
             > + std::marker::Send
             + 'static;
         /// Continues a prompt and streams what each step of the engine adds: deltas, then one final
-        /// message for each output with the reason of its end.
+        /// message for each output with the reason of its end. The header tandem-request-ids of the
+        /// answer names the outputs from the start, separated by commas.
         async fn generate_stream(
             &self,
             request: tonic::Request<super::GenerateStreamRequest>,

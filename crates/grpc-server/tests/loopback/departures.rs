@@ -12,7 +12,7 @@ use grpc_api::inference::v1::{
 use tonic::Code;
 
 use crate::access::{self, start_when_free, with};
-use crate::harness::{PATIENCE, Raw, Server, Setup, framed, status, streaming, unary};
+use crate::harness::{PATIENCE, Raw, Server, Setup, end, framed, streaming, unary};
 
 /// How a client goes.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,6 @@ async fn leave(
     way: Way,
     is_so: impl Fn(&EngineStats) -> bool,
 ) {
-    let first_id = server.engine.next_request_id().0 + 1;
     let raw = Raw::connect(server.address).await;
     let (response, mut body) = raw.open("GenerateStream", &[]).await.unwrap();
     body.send_data(framed(request), true).unwrap();
@@ -58,12 +57,13 @@ async fn leave(
         Way::Reset => body.send_reset(h2::Reason::CANCEL),
         Way::Close => raw.close(),
         Way::Abort => {
-            let n_outputs = request.sampling.as_ref().and_then(|sampling| sampling.n);
-            for request_id in first_id..first_id + u64::from(n_outputs.unwrap_or(1)) {
-                let abort = AbortRequestRequest { request_id };
+            let response = response.await.unwrap();
+            let ids = response.headers()["tandem-request-ids"].to_str().unwrap().to_owned();
+            for id in ids.split(',') {
+                let abort = AbortRequestRequest { request_id: id.parse().unwrap() };
                 server.client().abort_request(abort).await.unwrap();
             }
-            assert_eq!(status(response).await.code(), Code::Ok);
+            assert_eq!(end(response).await.code(), Code::Ok);
         }
     }
 }

@@ -149,7 +149,12 @@ pub(crate) fn framed(message: &impl Message) -> Bytes {
 
 /// Reads an answer to its end.
 pub(crate) async fn status(response: ResponseFuture) -> Status {
-    let (head, mut body) = response.await.unwrap().into_parts();
+    end(response.await.unwrap()).await
+}
+
+/// Reads an answer that has begun to its end.
+pub(crate) async fn end(response: http::Response<h2::RecvStream>) -> Status {
+    let (head, mut body) = response.into_parts();
     while let Some(data) = body.data().await {
         let n_bytes = data.unwrap().len();
         body.flow_control().release_capacity(n_bytes).unwrap();
