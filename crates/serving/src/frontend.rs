@@ -294,11 +294,12 @@ impl InferenceEngine for Frontend {
     fn state(&self) -> EngineState {
         let Some(Loaded { engine, .. }) = self.loaded.get() else { return EngineState::Loading };
         let stats = engine.stats();
-        if !stats.is_alive {
-            let fault = engine.fault().unwrap_or_else(|| "it was stopped".to_owned());
+        if let Some(fault) = engine.fault() {
             return EngineState::Dead(fault);
         }
-        if stats.is_draining { EngineState::Draining } else { EngineState::Serving }
+        // One that has drained has stopped, as it was asked to.
+        let is_over = stats.is_draining || !stats.is_alive;
+        if is_over { EngineState::Draining } else { EngineState::Serving }
     }
 
     fn n_unfinished(&self) -> usize {

@@ -32,10 +32,21 @@ impl Answer {
         Self { outputs: reply.outputs, n_prompt_logprobs: reply.prompt_logprobs.len(), fault: None }
     }
 
-    /// The server's name for an output that has not ended, if it is known.
+    /// The server's name for an output that has not ended, if there is one.
     pub(crate) fn unfinished(&self) -> Option<u64> {
         let open = |output: &&GeneratedOutput| output.usage.is_none() && output.request_id != 0;
         self.outputs.iter().find(open).map(|output| output.request_id)
+    }
+
+    /// Takes the names of all outputs, as the head of the answer tells them.
+    pub(crate) fn name(&mut self, ids: Option<&str>) {
+        let ids: Vec<u64> = ids.unwrap_or("").split(',').filter_map(|id| id.parse().ok()).collect();
+        if ids.len() != self.outputs.len() {
+            self.fault = Some(format!("{} outputs are named {ids:?}", self.outputs.len()));
+        }
+        for (output, id) in self.outputs.iter_mut().zip(ids) {
+            output.request_id = id;
+        }
     }
 
     /// Tokens that have come.
@@ -51,7 +62,9 @@ impl Answer {
         if output.usage.is_some() {
             self.fault.get_or_insert_with(|| "a message after the last one".to_owned());
         }
-        output.request_id = message.request_id;
+        if output.request_id != message.request_id {
+            self.fault.get_or_insert_with(|| format!("a message of {}", message.request_id));
+        }
         let text = output.text.get_or_insert_default();
         match message.event {
             Some(Event::Delta(delta)) => {

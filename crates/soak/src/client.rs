@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use grpc_api::inference::v1::{AbortRequestRequest, GenerateStreamRequest};
+use grpc_api::inference::v1::{AbortRequestRequest, GenerateStreamRequest, GenerateStreamResponse};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_types::StatusExt as _;
 
 use crate::answer::Answer;
@@ -167,7 +167,7 @@ impl Client {
                 return Ok(());
             }
             let stream = client.generate_stream(limited(request, limit)).await;
-            let mut stream = stream.map_err(|status| Broken { status, taken: false })?.into_inner();
+            let mut stream = named(stream, answer)?;
             loop {
                 match stream.message().await {
                     Ok(Some(message)) => answer.add(message),
@@ -309,7 +309,7 @@ impl Client {
     ) -> Result<(), Broken> {
         let mut client = self.connection.inference();
         let stream = client.generate_stream(wish.request.clone()).await;
-        let mut stream = stream.map_err(|status| Broken { status, taken: false })?.into_inner();
+        let mut stream = named(stream, answer)?;
         let broken = |status| Broken { status, taken: true };
         for n in 1.. {
             let Some(message) = stream.message().await.map_err(broken)? else { break };
@@ -347,6 +347,16 @@ impl Client {
         }
         calls.join_all().await;
     }
+}
+
+/// The messages of a call that the server has taken, whose outputs have names from then on.
+fn named(
+    reply: Result<Response<Streaming<GenerateStreamResponse>>, Status>,
+    answer: &mut Answer,
+) -> Result<Streaming<GenerateStreamResponse>, Broken> {
+    let reply = reply.map_err(|status| Broken { status, taken: false })?;
+    answer.name(reply.metadata().get("tandem-request-ids").and_then(|ids| ids.to_str().ok()));
+    Ok(reply.into_inner())
 }
 
 async fn connect(address: &str) -> Result<Connection, String> {

@@ -41,6 +41,7 @@ fn finished(reason: FinishReason, completion_tokens: u32) -> GenerationFinished 
 
 fn answer(events: Vec<Event>) -> Answer {
     let mut answer = Answer::new(&wish().request);
+    answer.name(Some("5"));
     events.into_iter().for_each(|event| answer.add(message(event)));
     answer
 }
@@ -74,6 +75,20 @@ fn wrong_answers_are_told() {
     assert!(fault_of(vec![last(max, 0)]).contains("MaxTokens after 0 tokens"));
     assert!(fault_of(vec![step(), last(FinishReason::OutOfBlocks, 2)]).contains("OutOfBlocks"));
     assert!(fault_of(vec![step(), last(FinishReason::Eos, 2)]).contains("Eos"));
+}
+
+#[test]
+fn outputs_are_named_as_the_head_of_the_answer_says() {
+    let mut answer = Answer::new(&wish().request);
+    answer.name(Some("4"));
+    assert_eq!(answer.unfinished(), Some(4));
+    answer.add(message(Event::Delta(delta([1, 2]))));
+    assert!(answer.check(&wish(), LIMITS).unwrap_err().contains("a message of 5"));
+    for ids in [None, Some("4,5")] {
+        let mut answer = Answer::new(&wish().request);
+        answer.name(ids);
+        assert!(answer.check(&wish(), LIMITS).unwrap_err().contains("1 outputs are named"));
+    }
 }
 
 #[test]
