@@ -201,7 +201,14 @@ impl Client {
     /// Leaves a call at some moment: drops the call, or cuts the connection.
     async fn leave(&mut self) {
         let what = if self.rng.chance(60) { "stream" } else { "unary" };
-        let row = if self.rng.chance(50) { "leave the call" } else { "leave the connection" };
+        let (row, next) = if self.rng.chance(50) {
+            ("leave the call", None)
+        } else {
+            match connect(&self.shared.address).await {
+                Ok(next) => ("leave the connection", Some(next)),
+                Err(fault) => return self.shared.tally().count("connect", Err(fault)),
+            }
+        };
         let wish = self.shared.limits.valid(&mut self.rng);
         let mut answer = Answer::new(&wish.request);
         let begun = Instant::now();
@@ -210,18 +217,18 @@ impl Client {
             1 => self.rng.between(5, 100),
             _ => self.rng.between(100, 1500),
         }));
-        let end = timeout(stay, self.call(what, &wish, None, &mut answer)).await;
-        if let Ok(end) = end {
+        let mut call = Box::pin(self.call(what, &wish, None, &mut answer));
+        if let Ok(end) = timeout(stay, &mut call).await {
+            drop(call);
             self.settle(row, &wish, &answer, (begun, end)).await;
             return;
         }
-        self.shared.count(row, &wish, &answer, Ok(false));
-        if row == "leave the connection" {
-            match connect(&self.shared.address).await {
-                Ok(next) => std::mem::replace(&mut self.connection, next).cut(),
-                Err(fault) => self.shared.tally().count("connect", Err(fault)),
-            }
+        if let Some(next) = next {
+            // While the call goes on, so that it is not reset before.
+            std::mem::replace(&mut self.connection, next).cut();
         }
+        drop(call);
+        self.shared.count(row, &wish, &answer, Ok(false));
         if let Some(id) = answer.unfinished() {
             let shared = Arc::clone(&self.shared);
             tokio::spawn(async move {
@@ -413,6 +420,9 @@ pub(crate) async fn read_slowly(shared: Arc<Shared>) -> Result<(), String> {
                 _ => shared.judge(&Broken { status, taken: false }, Instant::now()),
             }
         });
+        if outcome == Ok("queue full") {
+            sleep(Duration::from_secs(1)).await;
+        }
         shared.tally().count("slow reader", outcome);
     }
     Ok(())
