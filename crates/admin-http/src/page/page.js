@@ -293,7 +293,12 @@ $("output").addEventListener("mouseover", showTip);
 $("output").addEventListener("focusin", showTip);
 $("output").addEventListener("mouseleave", hideTip);
 $("output").addEventListener("focusout", hideTip);
-$("output").addEventListener("scroll", hideTip);
+// What is below the pointer afterwards may be another token, or the same one elsewhere.
+$("output").addEventListener("scroll", () => {
+  const target = $("output").querySelector(".rejected:hover, .rejected:focus");
+  if (target) showTip({ target });
+  else hideTip();
+});
 document.querySelector("form").addEventListener("submit", submit);
 $("stop").addEventListener("click", () => running?.abort());
 poll();
