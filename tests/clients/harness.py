@@ -21,6 +21,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
+TANDEM = os.environ.pop("TANDEM_BIN", str(ROOT / "target/release/tandem"))
+
+# The server's settings are those of a test, not of whoever runs it.
+for name in [name for name in os.environ if name.startswith("TANDEM_")]:
+    del os.environ[name]
 
 # Seconds. No test depends on how fast the machine is: this ends one that would wait for ever.
 PATIENCE = 60
@@ -103,9 +108,8 @@ class Server(Program):
     """
 
     def __init__(self, *flags, **environment):
-        program = os.environ.get("TANDEM_BIN", ROOT / "target/release/tandem")
         listen = ["--host", "127.0.0.1", "--port", "0"]
-        super().__init__(program, "serve", *listen, *flags, **environment)
+        super().__init__(TANDEM, "serve", *listen, *flags, **environment)
 
     def __enter__(self):
         super().__enter__()

@@ -21,7 +21,7 @@ def text_of(program, server):
 
 def test_python_and_rust_show_the_same_completion(server):
     python = text_of([sys.executable, ROOT / "examples/python/stream.py"], server)
-    rust = text_of([os.environ["TANDEM_STREAM_EXAMPLE"]], server)
+    rust = text_of([os.environ["STREAM_EXAMPLE"]], server)
     completion, summary = python.rsplit("\n\n", 1)
     assert completion.startswith(PROMPT) and "⟦" in completion, python
     assert re.fullmatch(r"[1-9]\d* of \d+ drafts were accepted\n", summary), python

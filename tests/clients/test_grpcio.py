@@ -1,7 +1,10 @@
-"""The own API and the health service through grpcio."""
+"""The own API, health and reflection through grpcio."""
 
 import grpc
 from google.rpc import error_details_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 from grpc_status import rpc_status
 
 from harness import PATIENCE, Server, control, inference, run_tests
@@ -56,6 +59,11 @@ def test_health_is_told_for_each_service(server):
         assert server.health(service) == "SERVING", service
     error, _ = refused(lambda: server.health("no.such.Service"))
     assert error.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_lists_the_services(server):
+    listed = ProtoReflectionDescriptorDatabase(server.channel).get_services()
+    assert {*SERVICES, "grpc.health.v1.Health"} <= set(listed), listed
 
 
 def test_the_server_describes_itself(server):

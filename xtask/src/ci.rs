@@ -38,14 +38,13 @@ fn lint() -> Result<()> {
 }
 
 fn proto() -> Result<()> {
-    let buf = |args: &[&str]| {
-        process::run(Command::new(tools::buf()?).args(args).current_dir(workspace::root()))
-    };
+    let (program, root) = (tools::buf()?, workspace::root());
+    let buf = |args: &[&str]| process::run(Command::new(&program).args(args).current_dir(&root));
     buf(&["lint", "proto"])?;
     buf(&["format", "--diff", "--exit-code", "proto"])?;
     let mut tags = Command::new("git");
     tags.args(["tag", "--list", "v*", "--merged", "HEAD", "--sort=-version:refname"]);
-    let tags = process::output(tags.current_dir(workspace::root()))?;
+    let tags = process::output(tags.current_dir(&root))?;
     let Some(last) = tags.lines().next() else {
         eprintln!("there is no release tag yet that proto/ could break with");
         return Ok(());

@@ -5,7 +5,8 @@ use anyhow::{Result, bail};
 use crate::process;
 
 pub(crate) const HELP: &str = "\
-Writes crates/grpc-api/src/gen from proto/ with the generator in crates/grpc-codegen.
+Writes crates/grpc-api/src/gen from proto/, and crates/compat-smg/src/gen from proto-compat/, with
+the generator in crates/grpc-codegen.
 
   --check   write nothing; fail and name the files that are out of date";
 
@@ -19,5 +20,6 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     if check {
         command.arg("--check");
     }
-    process::run(command.args(["proto", "crates/grpc-api/src/gen"]))
+    command.args(["proto", "crates/grpc-api/src/gen"]);
+    process::run(command.args(["proto-compat", "crates/compat-smg/src/gen"]))
 }

@@ -1,6 +1,7 @@
 //! Project tasks, run as `cargo xtask <task>`. Builds without libtorch.
 #![expect(clippy::print_stderr, clippy::print_stdout, reason = "a task reports to the terminal")]
 
+mod bench;
 mod ci;
 mod codegen;
 mod demo;
@@ -10,6 +11,7 @@ mod process;
 mod serve;
 mod setup;
 mod sim;
+mod soak;
 mod test;
 mod tidy;
 mod tools;
@@ -51,6 +53,13 @@ const TASKS: &[Task] = &[
         run: serve::run,
     },
     Task {
+        name: "bench",
+        usage: "serve|ab|sweep|compare|report ...",
+        about: "Measure servers, and compare what was measured",
+        help: bench::HELP,
+        run: bench::run,
+    },
+    Task {
         name: "test",
         usage: "[control|device|clients]",
         about: "Every test, cheapest first",
@@ -86,6 +95,13 @@ const TASKS: &[Task] = &[
         run: sim::run,
     },
     Task {
+        name: "soak",
+        usage: "[--minutes M] [--clients N] [--seed S]",
+        about: "Load and faults: many clients, some of them rude, against a server",
+        help: soak::HELP,
+        run: soak::run,
+    },
+    Task {
         name: "mutants",
         usage: "[--only A,B] [--write|--check]",
         about: "Find each deliberate fault of the control plane",
@@ -117,8 +133,9 @@ fn dispatch(args: &[String]) -> Result<()> {
     let Some(task) = TASKS.iter().find(|task| task.name == name) else {
         bail!("there is no task `{name}`\n\n{}", overview());
     };
-    // `serve` hands its arguments on, its help included.
-    if task.name != "serve" && rest.iter().any(|arg| arg == "--help" || arg == "-h") {
+    // These hand their arguments on, those for help included; a bare one is the task's own.
+    let hands_on = task.name == "serve" || (task.name == "bench" && rest.len() > 1);
+    if !hands_on && rest.iter().any(|arg| arg == "--help" || arg == "-h") {
         println!("cargo xtask {} {}\n\n{}.\n\n{}", task.name, task.usage, task.about, task.help);
         return Ok(());
     }

@@ -12,7 +12,8 @@ pub(crate) const HELP: &str = "\
   control   what builds without libtorch, and 2,000 seeds of the simulation
   device    what runs on libtorch, and the whole engine (provides libtorch if it is not there)
   clients   the scripts of tests/clients: other people's clients against the server (installs them
-            into the target folder at the first run; needs npm and python3 with venv)
+            into the target folder at the first run; needs npm and python3 with venv), and of
+            tests/page: the page in Chromium (installs that where it is missing, as root on Debian)
 
 Without an argument: all of them. Everything on libtorch is built in release, so that its binding is
 compiled once for tests, demo and server.";
@@ -57,36 +58,39 @@ fn device() -> Result<()> {
 }
 
 fn clients() -> Result<()> {
+    let programs = tools::python_programs()?;
+    let buf_folder = tools::buf()?.parent().context("buf lies in no folder")?.to_owned();
+    let path = tools::path_with([programs.clone(), buf_folder])?;
+    tools::chromium()?;
     process::stage("libtorch", setup::ensure_libtorch)?;
     let (tandem, example) = process::stage("build", || {
         let example = serve::build(&["-p", "grpc-api", "--example", "stream"])?;
         Ok((serve::build(&["-p", "server"])?, example))
     })?;
-    let programs = tools::python_programs()?;
-    let buf_folder = tools::buf()?.parent().context("buf lies in no folder")?.to_owned();
-    let path = tools::path_with([programs.clone(), buf_folder])?;
     for script in client_tests()? {
         let name = script.file_name().unwrap_or_default().to_string_lossy().into_owned();
         process::stage(&name, || {
             let mut python = Command::new(programs.join("python"));
             python.arg(&script).envs(libtorch::loader_path()?).env("PATH", &path);
-            python.env("TANDEM_BIN", &tandem).env("TANDEM_STREAM_EXAMPLE", &example);
+            python.env("TANDEM_BIN", &tandem).env("STREAM_EXAMPLE", &example);
             process::run(&mut python)
         })?;
     }
     Ok(())
 }
 
-/// The scripts `tests/clients/test_*.py` in the order of their names.
+/// The scripts `test_*.py` of `tests/clients` and `tests/page`, each folder's by name.
 fn client_tests() -> Result<Vec<PathBuf>> {
-    let files =
-        fs::read_dir(workspace::root().join("tests/clients")).context("list the clients")?;
-    let paths = files.map(|file| Ok(file?.path())).collect::<Result<Vec<_>>>()?;
-    let is_test = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with("test_") && name.ends_with(".py")
-    };
-    let mut scripts: Vec<PathBuf> = paths.into_iter().filter(is_test).collect();
+    let mut scripts = Vec::new();
+    for folder in ["tests/clients", "tests/page"] {
+        let files = fs::read_dir(workspace::root().join(folder))
+            .with_context(|| format!("list {folder}"))?;
+        let paths = files.map(|file| Ok(file?.path())).collect::<Result<Vec<_>>>()?;
+        scripts.extend(paths.into_iter().filter(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("test_") && name.ends_with(".py")
+        }));
+    }
     scripts.sort();
     Ok(scripts)
 }

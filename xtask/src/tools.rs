@@ -1,5 +1,6 @@
 //! Programs of others that checks and tests run, in `tools` of cargo's target folder: buf from npm,
-//! and a Python environment with gRPC and OpenAI clients. Each is made once for its pins.
+//! and a Python environment with gRPC and OpenAI clients. Each is made once for its pins. A browser
+//! is one of the system's packages.
 
 use std::ffi::OsString;
 use std::fs;
@@ -47,6 +48,29 @@ pub(crate) fn python_programs() -> Result<PathBuf> {
         })
     })?;
     Ok(folder.join("bin"))
+}
+
+/// Sees to it that the system has Chromium and its driver. Where it has not, Debian's packages are
+/// installed if this may do so.
+pub(crate) fn chromium() -> Result<()> {
+    let has = |program: &str| {
+        Command::new(program).arg("--version").output().is_ok_and(|said| said.status.success())
+    };
+    if has("chromium") && has("chromedriver") {
+        return Ok(());
+    }
+    process::stage("install Chromium", || {
+        for step in [
+            &["update"][..],
+            &["install", "--yes", "--no-install-recommends", "chromium", "chromium-driver"],
+        ] {
+            run_quietly(Command::new("apt-get").args(step)).context(
+                "the test of the page needs Chromium: install chromium and chromedriver \
+                 (chromium-driver on Debian), or run this as root where apt-get has them",
+            )?;
+        }
+        Ok(())
+    })
 }
 
 /// `PATH` with these folders first.

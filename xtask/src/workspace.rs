@@ -30,6 +30,13 @@ pub(crate) struct Member {
     pub(crate) dev_dependencies: Vec<String>,
 }
 
+impl Member {
+    /// Whether its plane is one of `planes`.
+    pub(crate) fn is_of(&self, planes: &[&str]) -> bool {
+        self.plane.as_deref().is_some_and(|plane| planes.contains(&plane))
+    }
+}
+
 /// The members, sorted by name, and cargo's target folder.
 pub(crate) fn load() -> Result<(Vec<Member>, PathBuf)> {
     let args = ["metadata", "--no-deps", "--format-version", "1"];
@@ -69,8 +76,6 @@ fn parse(metadata: &Value) -> Result<(Vec<Member>, PathBuf)> {
 /// `-p NAME` for each member whose plane is one of `planes`.
 pub(crate) fn packages_of(planes: &[&str]) -> Result<Vec<String>> {
     let (members, _) = load()?;
-    let chosen = members
-        .iter()
-        .filter(|member| member.plane.as_deref().is_some_and(|p| planes.contains(&p)));
+    let chosen = members.iter().filter(|member| member.is_of(planes));
     Ok(chosen.flat_map(|member| ["-p".to_owned(), member.name.clone()]).collect())
 }

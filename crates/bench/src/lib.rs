@@ -1,5 +1,17 @@
 //! Benchmarks of serving that can be trusted.
 //!
+//! **Owns** what a server does under load, measured from outside: workloads, closed and open loops,
+//! latencies that are right where a message holds several tokens, what the machine did meanwhile,
+//! provenance, comparison and reports. **Must not know** how a server works; it sees one through
+//! [`Target`].
+//!
+//! Invariants:
+//! * Latencies count from when a request was due. An open loop waits for nobody, so that a server
+//!   that stalls hides nothing (no coordinated omission).
+//! * Failed requests are counted and never averaged in. Tokens are counted by ids.
+//! * A result without its provenance cannot be written.
+//! * Figures of a machine that was not quiet say so.
+//!
 //! # Example
 //!
 //! ```

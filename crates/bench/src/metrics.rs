@@ -140,8 +140,8 @@ fn failures(records: &[Record]) -> BTreeMap<String, u64> {
     failures
 }
 
-/// The greatest rate in equal parts of the run of at least a second. A message's tokens count evenly
-/// over the gap before it, so that bunches make no peaks.
+/// The greatest rate in equal parts of the run of at least a second. A message's tokens count
+/// evenly over the gap before it, so that bunches make no peaks.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct Record {
     /// Place in the workload.
     pub index: usize,
-    /// When the load was to send it: an open loop's schedule, or when a place became free. Latencies
-    /// count from here, so that a generator that is late makes nothing look fast.
+    /// When the load was to send it: an open loop's schedule, or when a place became free.
+    /// Latencies count from here, so that a generator that is late makes nothing look fast.
     pub due: Duration,
     /// When it was sent.
     pub sent: Duration,

@@ -13,8 +13,8 @@ pub trait Target: Send + Sync + 'static {
     /// Sends a request; its answer comes piece by piece.
     async fn send(&self, request: &Planned) -> Result<Pieces, Failure>;
 
-    /// Makes the server forget the prompts that it has cached, so that a run repeats the work of the
-    /// one before; false if it cannot be asked to.
+    /// Makes the server forget the prompts that it has cached, so that a run repeats the work of
+    /// the one before; false if it cannot be asked to.
     async fn forget_prompts(&self) -> Result<bool, Failure>;
 
     /// What the server counts, if it tells.

@@ -8,6 +8,9 @@ use serde_json::{Map, Value as Json};
 
 use crate::{ChatTemplate, ChatTemplateError};
 
+/// Where a checkpoint has its special tokens.
+const CONFIG: &str = "tokenizer_config.json";
+
 impl ChatTemplate {
     /// The template of a checkpoint folder: its `chat_template.jinja`, else what
     /// `tokenizer_config.json` has under `chat_template`, which may be a list of templates by name.
@@ -17,12 +20,8 @@ impl ChatTemplate {
     ///
     /// If a file cannot be read or is not what it should be, or a template has a syntax error.
     pub fn load(folder: &Path) -> Result<Option<Self>, ChatTemplateError> {
-        let config_file = folder.join("tokenizer_config.json");
-        let config: Map<String, Json> = match read(&config_file)? {
-            Some(text) => serde_json::from_str(&text)
-                .map_err(|source| ChatTemplateError::Json { file: config_file.clone(), source })?,
-            None => Map::new(),
-        };
+        let config_file = folder.join(CONFIG);
+        let config = read_config(&config_file)?;
         let special_tokens = special_tokens(&config);
         let file = folder.join("chat_template.jinja");
         if let Some(source) = read(&file)? {
@@ -53,6 +52,26 @@ impl ChatTemplate {
         }
         Ok(Some(template))
     }
+
+    /// The template in `file`, with the special tokens of a checkpoint folder that has another one,
+    /// or none.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read or is not what it should be, or the template has a syntax error.
+    pub fn load_file(folder: &Path, file: &Path) -> Result<Self, ChatTemplateError> {
+        let source = std::fs::read_to_string(file)
+            .map_err(|source| ChatTemplateError::Read { file: file.to_owned(), source })?;
+        let config = read_config(&folder.join(CONFIG))?;
+        Self::new(&file.to_string_lossy(), &source, special_tokens(&config))
+    }
+}
+
+/// The fields of a `tokenizer_config.json`; none if there is no such file.
+fn read_config(file: &Path) -> Result<Map<String, Json>, ChatTemplateError> {
+    let Some(text) = read(file)? else { return Ok(Map::new()) };
+    serde_json::from_str(&text)
+        .map_err(|source| ChatTemplateError::Json { file: file.to_owned(), source })
 }
 
 /// The text of a file; `None` if there is no such file.

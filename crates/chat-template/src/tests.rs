@@ -169,7 +169,14 @@ fn the_file_of_a_checkpoint_wins_over_its_configuration() {
     checkpoint.write("chat_template.jinja", "F {{ bos_token }}{{ pad_token }}");
     assert_eq!(checkpoint.render(&plain), "F <s>");
     let variables = [("bos_token".to_owned(), Value::from("<S>"))].into();
-    assert_eq!(checkpoint.render(&RenderOptions { variables, ..plain }), "F <S>");
+    assert_eq!(checkpoint.render(&RenderOptions { variables, ..plain.clone() }), "F <S>");
+
+    checkpoint.write("other.jinja", "O {{ bos_token }}");
+    let other = checkpoint.path("other.jinja");
+    let template = ChatTemplate::load_file(checkpoint.0.path(), &other).unwrap();
+    assert_eq!(template.render(&[Message::new("user", "Hi")], &plain).unwrap(), "O <s>");
+    let missing = ChatTemplate::load_file(checkpoint.0.path(), &checkpoint.path("no.jinja"));
+    assert!(missing.unwrap_err().to_string().contains("no.jinja"));
 }
 
 #[test]

@@ -88,7 +88,7 @@ impl Stream for Answers {
                 self.translator.abort();
                 continue;
             }
-            let message = ready!(messages.as_mut().poll_next(cx));
+            let message = ready!(Pin::new(messages).poll_next(cx));
             // What is over is dropped before its last answer is out: its caller may use its name
             // at once.
             match message {

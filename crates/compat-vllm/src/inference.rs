@@ -11,7 +11,7 @@ use vllm_proto::inference_server::Inference;
 use vllm_proto::{GenerateRequest, GenerateResponse};
 
 use crate::answer::Answers;
-use crate::request::{self, Form};
+use crate::request::{self, Form, Sources};
 
 /// Which of several engines behind one port is meant.
 const RANK: &str = "x-data-parallel-rank";
@@ -54,6 +54,7 @@ impl Service {
         check_model(&request.model, &model.served_model_name)?;
         request::check(&request, form, model.has_tokenizer)?;
         let name = self.take_name(&request.request_id)?;
+        let sources = Sources::of(&request);
         let mut prompt = match request.prompt.take() {
             None => return Err(fault("prompt", "is missing: give text or token_ids")),
             Some(Prompt::TokenIds(ids)) => ids.ids,
@@ -63,10 +64,9 @@ impl Service {
         if n_kept > 0 {
             prompt.drain(..prompt.len().saturating_sub(n_kept));
         }
-        let constraint_field = request::constraint_field(&request);
         let (own, wanted) = request::translate(request, prompt)?;
         let messages = self.engine.generate(context, own).await;
-        let messages = messages.map_err(|status| request::rename(status, constraint_field))?;
+        let messages = messages.map_err(|status| sources.rename(status))?;
         Ok(Answers::new(messages, name, wanted))
     }
 

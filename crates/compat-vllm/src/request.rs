@@ -7,6 +7,7 @@ use tonic::{Code, Status};
 use tonic_types::FieldViolation;
 use vllm_proto::candidate_tokens::Select;
 use vllm_proto::decoding_parameters::StructuredOutput;
+use vllm_proto::generate_request::Prompt;
 use vllm_proto::{
     CandidateTokens, DecodingParameters, GenerateRequest, KvCacheParameters, RandomSampling,
     ResponseOptions, StoppingCriteria,
@@ -39,24 +40,40 @@ pub(crate) enum Form {
     Stream,
 }
 
-/// A fault of a request with the fields that it blames by their names here.
-pub(crate) fn rename(status: Status, constraint_field: &str) -> Status {
-    let kinds = ["constraint.json_schema", "constraint.regex", "constraint.lark_grammar"];
-    let pairs: Vec<_> =
-        kinds.map(|kind| (kind, constraint_field)).iter().chain(FIELDS).copied().collect();
-    translate::rename_fields(status, &pairs)
+/// The fields of a request that one field of the own API stands for.
+#[derive(Clone, Copy)]
+pub(crate) struct Sources {
+    prompt: &'static str,
+    constraint: &'static str,
 }
 
-/// The field that a request's constraint is in.
-pub(crate) fn constraint_field(request: &GenerateRequest) -> &'static str {
-    let decoding = request.decoding.as_ref();
-    match decoding.and_then(|decoding| decoding.structured_output.as_ref()) {
-        Some(StructuredOutput::Json(_)) => "decoding.json",
-        Some(StructuredOutput::Regex(_)) => "decoding.regex",
-        Some(StructuredOutput::Choice(_)) => "decoding.choice",
-        Some(StructuredOutput::Grammar(_)) => "decoding.grammar",
-        Some(StructuredOutput::JsonObject(_)) => "decoding.json_object",
-        Some(StructuredOutput::StructuralTag(_)) | None => "decoding.structural_tag",
+impl Sources {
+    pub(crate) fn of(request: &GenerateRequest) -> Self {
+        let decoding = request.decoding.as_ref();
+        Self {
+            prompt: match request.prompt {
+                Some(Prompt::Text(_)) => "text",
+                _ => "token_ids",
+            },
+            constraint: match decoding.and_then(|decoding| decoding.structured_output.as_ref()) {
+                Some(StructuredOutput::Regex(_)) => "decoding.regex",
+                Some(StructuredOutput::Choice(_)) => "decoding.choice",
+                Some(StructuredOutput::Grammar(_)) => "decoding.grammar",
+                Some(StructuredOutput::JsonObject(_)) => "decoding.json_object",
+                _ => "decoding.json",
+            },
+        }
+    }
+
+    /// A fault of the request with the fields that it blames by their names here.
+    pub(crate) fn rename(self, status: Status) -> Status {
+        let own = [
+            ("token_ids", self.prompt),
+            ("constraint.json_schema", self.constraint),
+            ("constraint.regex", self.constraint),
+            ("constraint.lark_grammar", self.constraint),
+        ];
+        translate::rename_fields(status, &[&own, FIELDS].concat())
     }
 }
 

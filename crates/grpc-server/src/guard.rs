@@ -20,8 +20,7 @@ use crate::access::Access;
 #[derive(Clone)]
 pub(crate) struct Guard {
     pub(crate) routes: Routes,
-    /// `None` where everyone may call everything.
-    pub(crate) access: Option<Arc<Access>>,
+    pub(crate) access: Arc<Access>,
 }
 
 type Answer = Result<Response<Body>, Infallible>;
@@ -36,11 +35,7 @@ impl Service<Request<Body>> for Guard {
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let admitted = self
-            .access
-            .as_ref()
-            .map_or(Ok(None), |access| access.admit(request.uri().path(), request.headers()));
-        match admitted {
+        match self.access.admit(request.uri().path(), request.headers()) {
             Ok(None) => {}
             Ok(Some(hold)) => {
                 request.extensions_mut().insert(hold);

@@ -7,6 +7,9 @@ use grpc_api::inference::v1::inference_service_server::InferenceService;
 use serving::{CallContext, InferenceEngine, Messages, status};
 use tonic::{Request, Response, Status};
 
+/// The header that names a stream's outputs before their first messages.
+const REQUEST_IDS: &str = "tandem-request-ids";
+
 /// The service over an engine.
 pub(crate) struct Inference(pub(crate) Arc<dyn InferenceEngine>);
 
@@ -19,7 +22,13 @@ impl InferenceService for Inference {
         request: Request<pb::GenerateStreamRequest>,
     ) -> Result<Response<Messages>, Status> {
         let context = CallContext::of(&request);
-        Ok(Response::new(self.0.generate(context, request.into_inner()).await?))
+        let messages = self.0.generate(context, request.into_inner()).await?;
+        let ids: Vec<String> = messages.request_ids.iter().map(u64::to_string).collect();
+        let mut response = Response::new(messages);
+        if let Ok(ids) = ids.join(",").parse() {
+            response.metadata_mut().insert(REQUEST_IDS, ids);
+        }
+        Ok(response)
     }
 
     async fn generate(

@@ -1,8 +1,8 @@
 //! The own API over gRPC, and the ports of a server.
 //!
 //! **Owns** the services of `tandem.inference.v1` and `tandem.control.v1`, ports with any gRPC
-//! services on them, their TLS and keys, reflection, health and draining. **Must not know** how an engine works; it sees one through
-//! [`InferenceEngine`](serving::InferenceEngine) alone.
+//! services on them, their TLS and keys, reflection, health and draining. **Must not know** how an
+//! engine works; it sees one through [`InferenceEngine`](serving::InferenceEngine) alone.
 //!
 //! Invariants:
 //! * Health says SERVING only while the engine serves: not while it loads, drains or is dead.

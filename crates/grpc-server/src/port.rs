@@ -35,8 +35,8 @@ pub struct Port {
 pub struct Security {
     /// Its certificate; without it nothing is encrypted.
     pub tls: Option<Tls>,
-    /// Its keys; without them everyone may call everything.
-    pub access: Option<Access>,
+    /// Its keys.
+    pub access: Access,
 }
 
 /// The gRPC services of a port.

@@ -130,7 +130,7 @@ pub async fn serve(
         if let Some(tls) = tls {
             server = server.tls_config(tls.config).map_err(ServeError::Transport)?;
         }
-        let guard = Guard { routes: routes.routes().prepare(), access: access.map(Arc::new) };
+        let guard = Guard { routes: routes.routes().prepare(), access: Arc::new(access) };
         servers.spawn(server.serve_with_incoming_shutdown(
             guard,
             TcpIncoming::from(listener).with_nodelay(Some(true)),

@@ -20,6 +20,10 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Continue one prompt, or a file of prompts through one engine at once
     Generate(GenerateArgs),
+    /// Chat in the terminal with a model, or with that of a server
+    Chat(ChatArgs),
+    /// Watch a server in the terminal
+    Top(TopArgs),
     /// Log probability of each prompt token after the first
     Score(ScoreArgs),
     /// Describe a checkpoint folder from its configuration and headers
@@ -38,6 +42,7 @@ impl Command {
         match self {
             Self::Serve(args) => args.settings.validate(sources),
             Self::Generate(args) => args.engine.validate(sources),
+            Self::Chat(args) => args.engine.validate(sources),
             _ => Ok(()),
         }
     }
@@ -78,6 +83,10 @@ pub(crate) struct GenerateArgs {
     pub(crate) n: u32,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    /// With --json: the log probability of each token and of this many of the likeliest ones, 0 to
+    /// 20, as `logprobs`
+    #[arg(long, requires = "json")]
+    pub(crate) logprobs: Option<u32>,
     /// Text that ends a continuation, which it does not belong to; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
@@ -90,7 +99,7 @@ pub(crate) struct GenerateArgs {
     pub(crate) json: bool,
 }
 
-/// How `generate` chooses tokens.
+/// How `generate` and `chat` choose tokens.
 #[derive(Debug, Args)]
 pub(crate) struct SamplingArgs {
     /// Divides the logits before a token is drawn; 0 takes the likeliest token instead
@@ -109,10 +118,64 @@ pub(crate) struct SamplingArgs {
     /// another one each time]
     #[arg(long)]
     pub(crate) seed: Option<u64>,
-    /// With --json: the log probability of each token and of this many of the likeliest ones, 0 to
-    /// 20, as `logprobs`
-    #[arg(long, requires = "json")]
-    pub(crate) logprobs: Option<u32>,
+}
+
+/// Each line is a message; without a terminal as well, when nothing but the answers is printed.
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    /// TOML file with settings, as `serve` takes it; its section `engine` is read
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) engine: EngineSettings,
+    /// Chat with the model of the server at http://HOST:PORT or https://HOST:PORT instead of
+    /// loading it; --model is its checkpoint, whose template and tokenizer are used, and nothing
+    /// else of the engine's flags counts
+    #[arg(long, value_name = "URL")]
+    pub(crate) connect: Option<String>,
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Chat template in place of the checkpoint's
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
+    /// Largest number of tokens of an answer [default: a quarter of the model's length]
+    #[arg(long, value_parser = value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: Option<u32>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Put accepted drafts into brackets instead of colouring them; NO_COLOR does the same
+    #[arg(long)]
+    pub(crate) no_color: bool,
+    /// Keep no file of the lines that were typed
+    #[arg(long)]
+    pub(crate) no_history: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// The server: http://HOST:PORT, or https://HOST:PORT
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:50051")]
+    pub(crate) connect: String,
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    /// Print the figures once as text and stop
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print the figures once as one JSON object and stop
+    #[arg(long, conflicts_with = "once")]
+    pub(crate) json: bool,
+}
+
+/// What a server may ask of its clients.
+#[derive(Debug, Args)]
+pub(crate) struct ClientArgs {
+    /// File with the key that is sent to the server
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// PEM file with the certificates that may sign the server's, for https:// [default: those of
+    /// the system]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -109,6 +109,7 @@ fn submit(
         ignore_eos: line.ignore_eos.unwrap_or(args.ignore_eos),
         stop_token_ids: line.stop_token_ids.clone().unwrap_or(args.stop_token_ids.clone()),
         num_speculative_tokens: line.num_speculative_tokens,
+        logprobs: args.logprobs,
         ..sampling(&args.sampling)?
     };
     let detector = |tokenizer: &Arc<Tokenizer>| {
@@ -137,12 +138,10 @@ fn submit(
 
 /// How the flags have tokens chosen.
 fn sampling(args: &SamplingArgs) -> Result<SamplingParams> {
-    let &SamplingArgs { temperature, top_p, top_k, min_p, seed, logprobs } = args;
+    let &SamplingArgs { temperature, top_p, top_k, min_p, seed } = args;
     // The engine itself has no randomness.
     let seed = if temperature > 0.0 && seed.is_none() { Some(getrandom::u64()?) } else { seed };
-    let params =
-        SamplingParams { temperature, top_p, top_k, min_p, seed, logprobs, ..Default::default() };
-    Ok(params)
+    Ok(SamplingParams { temperature, top_p, top_k, min_p, seed, ..Default::default() })
 }
 
 fn collect(prompt_ids: Vec<TokenId>, events: Events) -> Generation {
@@ -179,7 +178,7 @@ fn print(
             // The text means nothing, and nobody should take it for a measurement of the model.
             object["synthetic_acceptance"] = json!(true);
         }
-        if args.sampling.logprobs.is_some() {
+        if args.logprobs.is_some() {
             object["logprobs"] = generation.logprobs.iter().map(logprobs_json).collect();
         }
         if let Some(index) = index {

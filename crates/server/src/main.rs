@@ -1,15 +1,19 @@
-//! The `tandem` program: serve, generate, score, inspect, completions.
+//! The `tandem` program: serve, generate, chat, top, score, inspect, completions.
 //!
 //! Results go to standard output, the log to standard error (`RUST_LOG` chooses what).
 
+mod chat;
 mod cli;
 mod generate;
+mod http;
 mod inspect;
 mod loading;
 mod output;
+mod port;
 mod prompts;
 mod score;
 mod serve;
+mod top;
 
 use std::process::ExitCode;
 
@@ -45,6 +49,8 @@ fn run() -> Result<()> {
         Command::Serve(args) if args.print_config => output::text(&args.settings.to_toml()),
         Command::Serve(args) => serve::run(&args.settings),
         Command::Generate(args) => generate::run(args),
+        Command::Chat(args) => chat::run(args),
+        Command::Top(args) => top::run(args),
         Command::Score(args) => score::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Completions { shell } => {

@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
-use grpc_server::{Port, Security, ServeConfig, Services};
+use anyhow::{Context, Result};
+use grpc_server::{Port, Security, Services};
 use serving::{Frontend, FrontendConfig, InferenceEngine, ModelInfo};
 use settings::{
-    DraftingArg, ListenSettings, LogFormatArg, ReflectionArg, ServeSettings, TelemetrySettings,
+    CompatSettings, DraftingArg, ListenSettings, LogFormatArg, ServeSettings, TelemetrySettings,
 };
 use telemetry::{Collector, Export, LogFormat, TelemetryError};
 use tokio::net::TcpListener;
@@ -15,10 +15,9 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::loading::{self, LoadedEngine, Model};
-use crate::output;
+use crate::{http, output, port};
 
 pub(crate) fn run(settings: &ServeSettings) -> Result<()> {
-    refuse_absent(settings)?;
     let runtime = Runtime::new()?;
     let export = {
         let _inside = runtime.enter();
@@ -36,29 +35,25 @@ pub(crate) fn run(settings: &ServeSettings) -> Result<()> {
 async fn serve(settings: &ServeSettings) -> Result<()> {
     let listen = &settings.listen;
     let address = SocketAddr::new(listen.host, listen.port);
+    let security = port::security(settings)?;
     // Bound first: a port that is taken is known before the model is read.
-    let listener = TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address}: choose another --port"))?;
+    let listener = bind(address, "--port").await?;
     let address = listener.local_addr()?;
     let max_request_bytes = listen.max_request_bytes as usize;
+    let metrics = Arc::new(http::metrics(&settings.http));
     let frontend = Arc::new(Frontend::loading(FrontendConfig {
         max_request_bytes,
         max_buffered_steps: listen.max_buffered_steps as usize,
         link_span: Some(telemetry::link_span),
+        observer: metrics.clone(),
         ..FrontendConfig::default()
     }));
     let engine: Arc<dyn InferenceEngine> = frontend.clone();
-    let services = Services::own(&engine, max_request_bytes);
-    let config = ServeConfig {
-        drain_timeout: listen.drain_timeout,
-        keepalive_interval: listen.keepalive_interval,
-        keepalive_timeout: listen.keepalive_timeout,
-        ..ServeConfig::default()
-    };
-    let port = Port { listener, services, security: Security::default() };
+    let http = http::start(settings, &engine, metrics).await?;
+    let mut ports = vec![port::own(listener, listen, &engine, security)];
+    ports.extend(compat_ports(&settings.compat, &engine, max_request_bytes).await?);
     let stop = stop_signal()?;
-    let mut serving = tokio::spawn(grpc_server::serve(vec![port], config, engine, stop));
+    let mut serving = tokio::spawn(grpc_server::serve(ports, port::config(listen), engine, stop));
     let engine_settings = settings.engine.clone();
     let loading = tokio::task::spawn_blocking(move || {
         loading::start_engine(&engine_settings, DraftingArg::Adaptive)
@@ -76,8 +71,43 @@ async fn serve(settings: &ServeSettings) -> Result<()> {
     output::text(&format!("listening on {address}\n"))?;
     serving.await??;
     thread.drain();
+    if let Some(http) = http {
+        http.stop().await;
+    }
     tracing::info!("stopped");
     Ok(())
+}
+
+pub(crate) async fn bind(address: SocketAddr, flag: &str) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    listener.with_context(|| format!("cannot listen on {address}: choose another {flag}"))
+}
+
+/// Ports that speak the protocols of other engines.
+async fn compat_ports(
+    compat: &CompatSettings,
+    engine: &Arc<dyn InferenceEngine>,
+    max_request_bytes: usize,
+) -> Result<Vec<Port>> {
+    let mut ports = vec![];
+    if let Some(port) = compat.smg_port {
+        let listener = bind(SocketAddr::new(compat.compat_host, port), "--smg-port").await?;
+        output::text(&format!("SMG's API on {}\n", listener.local_addr()?))?;
+        let service = compat_smg::service(Arc::clone(engine), max_request_bytes);
+        ports.push(Port {
+            listener,
+            services: Services::default().with(service),
+            security: Security::default(),
+        });
+    }
+    if let Some(port) = compat.vllm_port {
+        let listener = bind(SocketAddr::new(compat.compat_host, port), "--vllm-port").await?;
+        output::text(&format!("vLLM's API on {}\n", listener.local_addr()?))?;
+        let (inference, control) = compat_vllm::services(engine, max_request_bytes);
+        let services = Services::default().with(inference).with(control);
+        ports.push(Port { listener, services, security: Security::default() });
+    }
+    Ok(ports)
 }
 
 /// A server tells how it started.
@@ -111,25 +141,6 @@ fn stop_signal() -> Result<impl Future<Output = ()> + Send> {
             }
         });
     })
-}
-
-/// Refuses what nothing here does yet, rather than to ignore it.
-fn refuse_absent(settings: &ServeSettings) -> Result<()> {
-    let ServeSettings { listen, tls, auth, http, compat, .. } = settings;
-    let absent = [
-        ("--max-connection-age", listen.max_connection_age.is_some()),
-        ("--reflection on", listen.reflection == ReflectionArg::On),
-        ("--tls-cert", tls.tls_cert.is_some()),
-        ("--api-keys-file", auth.api_keys_file.is_some()),
-        ("--admin-keys-file", auth.admin_keys_file.is_some()),
-        ("--http-port", http.http_port.is_some()),
-        ("--smg-port", compat.smg_port.is_some()),
-        ("--vllm-port", compat.vllm_port.is_some()),
-    ];
-    for (setting, is_set) in absent {
-        ensure!(!is_set, "{setting}: this build cannot do that yet; leave it out");
-    }
-    Ok(())
 }
 
 fn model_info(listen: &ListenSettings, model: &Model) -> ModelInfo {

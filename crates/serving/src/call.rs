@@ -80,6 +80,12 @@ impl Call {
         }
     }
 
+    /// The ids of the outputs in their order, before any has ended.
+    pub(crate) fn request_ids(&self) -> Vec<u64> {
+        let outputs = self.outputs.iter().filter_map(|of_call| of_call.output.as_ref());
+        outputs.map(|output| output.id.0).collect()
+    }
+
     /// The next event of any output, with its index.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<(usize, Event), Status>> {
         if let Some(deadline) = &mut self.deadline
@@ -151,6 +157,7 @@ impl Stream for Call {
             let message = event.and_then(|(index, event)| self.message(index, event));
             if let Err(status) = &message {
                 self.span.failed(status.code());
+                self.outputs.iter_mut().for_each(|of_call| of_call.watch.failed(status));
                 // Dropped here, so that the request ends even if the stream is kept.
                 self.outputs.clear();
             }

@@ -157,8 +157,7 @@ impl Loaded {
         let Valid { mut params, n_outputs, stops } = valid;
         let guide = self.constraints.guide(request.constraint.take()).await?;
         if params.temperature > 0.0 && params.seed.is_none() {
-            let seed = getrandom::u64().map_err(|error| status::internal(&error.to_string()))?;
-            params.seed = Some(seed);
+            params.seed = Some(random()?);
         }
         let detector = tokenizer
             .filter(|_| !stops.texts.is_empty())
@@ -174,7 +173,9 @@ impl Loaded {
             observer: Arc::clone(&config.observer),
             span,
         };
-        let (sinks, outputs) = self.outputs(n_outputs, config.max_buffered_steps);
+        // A client shall end no output but its own.
+        let ids = (0..n_outputs).map(|_| random().map(RequestId)).collect::<Result<_, _>>()?;
+        let (sinks, outputs) = self.outputs(ids, config.max_buffered_steps);
         let request = EngineRequest {
             cache_salt: request.cache_salt.map(String::into_bytes),
             priority: request.priority.unwrap_or(0),
@@ -189,19 +190,23 @@ impl Loaded {
         Ok(Call::new(outputs, options))
     }
 
-    /// Both ends of `n_outputs` outputs, each with an id of its own.
+    /// Both ends of the outputs of these ids.
     fn outputs(
         &self,
-        n_outputs: u32,
+        ids: Vec<RequestId>,
         n_steps_max: usize,
     ) -> (Vec<Box<dyn EventSink>>, Vec<Output>) {
-        let output = |_| {
-            let id = self.engine.next_request_id();
+        let output = |id| {
             let (sink, output) = Output::new(self.engine.clone(), id, n_steps_max);
             (Box::new(sink) as Box<dyn EventSink>, output)
         };
-        (0..n_outputs).map(output).unzip()
+        ids.into_iter().map(output).unzip()
     }
+}
+
+/// A number that nobody can guess.
+fn random() -> Result<u64, Status> {
+    getrandom::u64().map_err(|error| status::internal(&error.to_string()))
 }
 
 #[async_trait::async_trait]
@@ -212,7 +217,7 @@ impl InferenceEngine for Frontend {
         request: pb::GenerateStreamRequest,
     ) -> Result<Messages, Status> {
         match self.start(context, request).await {
-            Ok(call) => Ok(Box::pin(call)),
+            Ok(call) => Ok(Messages::new(call.request_ids(), call)),
             Err(status) => {
                 self.config.observer.refused(status.code());
                 Err(status)
@@ -289,11 +294,12 @@ impl InferenceEngine for Frontend {
     fn state(&self) -> EngineState {
         let Some(Loaded { engine, .. }) = self.loaded.get() else { return EngineState::Loading };
         let stats = engine.stats();
-        if !stats.is_alive {
-            let fault = engine.fault().unwrap_or_else(|| "it was stopped".to_owned());
+        if let Some(fault) = engine.fault() {
             return EngineState::Dead(fault);
         }
-        if stats.is_draining { EngineState::Draining } else { EngineState::Serving }
+        // One that has drained has stopped, as it was asked to.
+        let is_over = stats.is_draining || !stats.is_alive;
+        if is_over { EngineState::Draining } else { EngineState::Serving }
     }
 
     fn n_unfinished(&self) -> usize {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use grpc_api::control::v1 as control;
 use grpc_api::inference::v1 as pb;
@@ -13,10 +14,36 @@ use tonic::metadata::MetadataMap;
 
 use crate::timeout::timeout_of;
 
+/// One message of a call, or the error that ends it.
+type Message = Result<pb::GenerateStreamResponse, Status>;
+
 /// The messages of a call, of all its outputs. Dropping it ends the outputs that are unfinished;
 /// an error is its last item.
-pub type Messages =
-    Pin<Box<dyn Stream<Item = Result<pb::GenerateStreamResponse, Status>> + Send + 'static>>;
+pub struct Messages {
+    /// Names of the outputs in the order of their indices, as [`InferenceEngine::abort`] takes
+    /// them; empty where they are not told before the messages.
+    pub request_ids: Vec<u64>,
+    stream: Pin<Box<dyn Stream<Item = Message> + Send>>,
+}
+
+impl Messages {
+    /// What `stream` yields, of the outputs of these names.
+    #[must_use]
+    pub fn new(
+        request_ids: Vec<u64>,
+        stream: impl Stream<Item = Message> + Send + 'static,
+    ) -> Self {
+        Self { request_ids, stream: Box::pin(stream) }
+    }
+}
+
+impl Stream for Messages {
+    type Item = Message;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Message>> {
+        self.stream.as_mut().poll_next(cx)
+    }
+}
 
 /// What changes in the prefix cache.
 pub type KvEventMessages =

@@ -1,10 +1,10 @@
 //! An engine as services see it.
 //!
 //! **Owns** the way from a request of the own API to the engine and back, whatever service it came
-//! through: validation with the field's name, tokenization, grammars, seeds where none is given, one
-//! message for each step of an output, deadlines, statuses, the span of a call and what is measured
-//! of it. **Must not know** transports, other APIs, scheduling or tensors; it sees the engine
-//! through [`EngineHandle`](engine::EngineHandle) alone.
+//! through: validation with the field's name, tokenization, grammars, seeds where none is given,
+//! one message for each step of an output, deadlines, statuses, the span of a call and what is
+//! measured of it. **Must not know** transports, other APIs, scheduling or tensors; it sees the
+//! engine through [`EngineHandle`](engine::EngineHandle) alone.
 //!
 //! Services are written against [`InferenceEngine`], which [`Frontend`] implements over an engine
 //! thread; another engine behind the same trait gets the same services.

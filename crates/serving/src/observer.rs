@@ -32,7 +32,7 @@ pub struct ObservedStep {
 /// An output that has ended.
 #[derive(Clone, Debug)]
 pub struct ObservedOutput<'a> {
-    /// Why; `None` where the call failed or its client left first.
+    /// Why; `None` where its client left first.
     pub reason: Option<&'a FinishReason>,
     /// Token counts; those seen so far where the client left first.
     pub usage: Usage,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine_types::{FinishReason, SpecDecodeStats, TokensEvent, Usage};
+use tonic::{Code, Status};
 
 use crate::observer::{CallObserver, ObservedOutput, ObservedStep, OutputTimes, RequestFacts};
 use crate::output::{Event, Finished};
@@ -65,6 +66,18 @@ impl Watch {
     fn finished(&mut self, since_arrival: Duration, finished: &Finished) {
         self.usage = finished.usage;
         self.over(since_arrival, Some(&finished.reason), *finished.spec_decode);
+    }
+
+    /// Sees the call fail, which ends the output unless it has ended before.
+    pub(crate) fn failed(&mut self, status: &Status) {
+        if self.is_over {
+            return;
+        }
+        let reason = match status.code() {
+            Code::DeadlineExceeded => FinishReason::DeadlineExceeded,
+            _ => FinishReason::Failed(status.message().to_owned()),
+        };
+        self.over(self.arrival.elapsed(), Some(&reason), SpecDecodeStats::default());
     }
 
     /// Tells the end, once.

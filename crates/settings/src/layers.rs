@@ -43,8 +43,8 @@ struct Value {
 /// Reads a command line, program name first, whose flags override `variables`, which override the
 /// file that `--config` or, for `serve`, `TANDEM_CONFIG` names.
 ///
-/// Another command than `serve` takes of both what is in `[engine]` and a flag of its own, or, if it
-/// has no `--config`, nothing.
+/// Another command than `serve` takes of both what is in `[engine]` and a flag of its own, or, if
+/// it has no `--config`, nothing.
 ///
 /// # Errors
 ///

@@ -59,7 +59,7 @@ pub use error::SettingsError;
 pub use layers::{Sources, parse};
 pub use reference::reference;
 pub use sections::{
-    AuthSettings, CompatSettings, HttpSettings, ListenSettings, LogFormatArg, MetricsCompatArg,
-    ReflectionArg, TelemetrySettings, TlsSettings,
+    AuthSettings, CompatSettings, HttpPromptsArg, HttpSettings, ListenSettings, LogFormatArg,
+    MetricsCompatArg, ReflectionArg, TelemetrySettings, TlsSettings,
 };
 pub use tree::{ServeArgs, ServeSettings};

@@ -127,10 +127,37 @@ pub struct HttpSettings {
     /// Metrics under the names of another engine, beside our own
     #[arg(long, value_enum, default_value_t = MetricsCompatArg::None)]
     pub metrics_compat: MetricsCompatArg,
+    /// Whether the page has a prompt box, for anyone who can reach the listener: auto has it on a
+    /// loopback address where --api-keys-file is not given
+    #[arg(long, value_enum, default_value_t = HttpPromptsArg::Auto)]
+    pub http_prompts: HttpPromptsArg,
     /// Let the HTTP listener, which has neither TLS nor tokens, take an address that others can
     /// reach
     #[arg(long)]
     pub allow_insecure_public_http: bool,
+}
+
+impl HttpSettings {
+    /// Whether prompts are taken, on the address as it is and with keys as they are.
+    pub fn takes_prompts(&self, auth: &AuthSettings) -> bool {
+        match self.http_prompts {
+            HttpPromptsArg::Auto => !is_public(self.http_host) && auth.api_keys_file.is_none(),
+            HttpPromptsArg::On => true,
+            HttpPromptsArg::Off => false,
+        }
+    }
+}
+
+/// Whether the HTTP listener takes prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HttpPromptsArg {
+    /// On loopback addresses, where calls need no key
+    Auto,
+    /// Everywhere
+    On,
+    /// Nowhere
+    Off,
 }
 
 /// Whose metrics are imitated.

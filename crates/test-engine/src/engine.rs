@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
 use engine_types::{
-    ExecutorError, ExecutorLimits, IndexerCounts, StepExecutor, StepOutcome, StepPlan, StepQueue,
+    ExecutorError, ExecutorLimits, IndexerCounts, OutputMode, StepExecutor, StepOutcome, StepPlan,
+    StepQueue,
 };
 use scheduler::{DraftPolicy, SchedulerConfig};
 use serde_json::json;
@@ -133,6 +134,8 @@ pub struct Setup {
     pub index_topk: u32,
     /// Whether requests share prefixes.
     pub prefix_caching: bool,
+    /// Whether a step is planned before the one before it has ended.
+    pub output_mode: OutputMode,
 }
 
 impl Default for Setup {
@@ -158,6 +161,7 @@ impl Default for Setup {
             max_queue_wait: None,
             index_topk: 0,
             prefix_caching: true,
+            output_mode: OutputMode::Immediate,
         }
     }
 }
@@ -192,6 +196,7 @@ impl TestEngine {
                 drafting: DraftPolicy::Fixed,
                 eos_token_ids: setup.eos_token_ids.to_vec(),
                 enable_prefix_caching: setup.prefix_caching,
+                output_mode: setup.output_mode,
                 ..SchedulerConfig::default()
             },
             max_queue_wait: setup.max_queue_wait,

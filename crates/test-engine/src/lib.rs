@@ -1,11 +1,11 @@
-//! Engines for tests of what stands in front of one: real scheduler and engine thread, and executors
-//! that count up or follow a script in place of a model.
+//! Engines for tests of what stands in front of one: real scheduler and engine thread, and
+//! executors that count up or follow a script in place of a model.
 //!
-//! **Owns** [`TestEngine`] and its executors. **Must not know** transports or tensors. Used by tests
-//! only.
+//! **Owns** [`TestEngine`] and its executors. **Must not know** transports or tensors. Used by
+//! tests only.
 //!
-//! Invariant: an executor keeps to the contract of `engine-types`, drafts and masks included, so that
-//! what a test sees is what a service gets of a real model.
+//! Invariant: an executor keeps to the contract of `engine-types`, drafts and masks included, so
+//! that what a test sees is what a service gets of a real model.
 //!
 //! # Example
 //!
@@ -15,7 +15,8 @@
 //!
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
 //! let of = TestEngine::start(Setup::default());
-//! let messages = of.frontend.generate(CallContext::default(), streaming(&[5, 6], 3)).await.unwrap();
+//! let request = streaming(&[5, 6], 3);
+//! let messages = of.frontend.generate(CallContext::default(), request).await.unwrap();
 //! let reply = whole_reply(messages, 1, false).await.unwrap();
 //! assert_eq!(reply.outputs[0].token_ids, [7, 8, 9]);
 //! # });

@@ -103,6 +103,18 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// The ids of a text that has its special tokens in it already, as chat templates write it:
+    /// none are added.
+    ///
+    /// # Errors
+    ///
+    /// If the tokenizer refuses the text.
+    pub fn encode_as_is(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
+        let encoding = self.inner.encode_fast(text, false);
+        let encoding = encoding.map_err(|error| TokenizationError::Encode(error.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
     /// The text of `ids`; special tokens have no text if `skip_special_tokens`.
     #[must_use]
     pub fn decode(&self, ids: &[TokenId], skip_special_tokens: bool) -> String {

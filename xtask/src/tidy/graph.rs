@@ -42,13 +42,10 @@ const CRATES: &[Crate] = &[
     known("grpc-server", 5, "control", &["grpc-api", "serving"]),
     known("compat-smg", 5, "control", &["grpc-api", "serving"]),
     known("compat-vllm", 5, "control", &["grpc-api", "serving"]),
+    known("soak", 5, "control", &["grpc-api"]),
+    known("bench", 5, "control", &["grpc-api"]),
     known("telemetry", 5, "control", &["serving"]),
-    known(
-        "terminal",
-        5,
-        "control",
-        &["chat-template", "grpc-api", "serving", "tokenization"],
-    ),
+    known("terminal", 5, "control", &["chat-template", "grpc-api", "serving", "tokenization"]),
     known(
         "test-engine",
         5,

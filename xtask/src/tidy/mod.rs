@@ -12,6 +12,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::test::CONTROL;
+use crate::workspace::Member;
 use crate::{mutants, process, workspace};
 
 pub(crate) const HELP: &str = "\
@@ -35,9 +36,11 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     let (members, _) = workspace::load()?;
     let architecture = read("ARCHITECTURE.md")?;
     faults.extend(graph::check(&members, &architecture));
-    let mut tree = process::cargo(["tree", "--locked", "--edges", "normal,build"]);
-    tree.args(["--prefix", "none"]).args(workspace::packages_of(CONTROL)?);
-    faults.extend(closure::check(&process::output(&mut tree)?));
+    let control: Vec<&Member> = members.iter().filter(|member| member.is_of(CONTROL)).collect();
+    faults.extend(closure::check(&tree(&control)?, closure::LIBTORCH));
+    let is_low = |member: &Member| member.layer.is_some_and(|n| n <= closure::ENGINE_LAYER);
+    let low: Vec<&Member> = control.into_iter().filter(|member| is_low(member)).collect();
+    faults.extend(closure::check(&tree(&low)?, closure::FOREIGN));
     for member in &members {
         let manifest = member.folder.join("Cargo.toml");
         let text = fs::read_to_string(&manifest).context("read a manifest")?;
@@ -50,6 +53,16 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     }
     faults.sort();
     bail!("{} faults:\n{}", faults.len(), faults.join("\n"))
+}
+
+/// All that the members pull in, one package a line.
+fn tree(members: &[&Member]) -> Result<String> {
+    let mut tree = process::cargo(["tree", "--locked", "--edges", "normal,build"]);
+    tree.args(["--prefix", "none"]);
+    for member in members {
+        tree.args(["-p", &member.name]);
+    }
+    process::output(&mut tree)
 }
 
 fn check_files(faults: &mut Vec<String>) -> Result<()> {

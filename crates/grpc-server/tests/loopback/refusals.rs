@@ -99,6 +99,7 @@ async fn large_messages_are_answered_and_too_large_ones_say_so() {
     let status = refusal(&server, unary(&vec![70_000; 6_000_000], 4)).await;
     assert_eq!(status.code(), Code::OutOfRange);
     assert!(status.message().contains("16777216"), "{}", status.message());
+    assert!(status.message().contains("18000016"), "{}", status.message());
 }
 
 #[tokio::test]

@@ -49,6 +49,7 @@ const OTHERS: &[(&str, &str)] = &[
     ("http-host", "127.0.0.2"),
     ("http-port", "0"),
     ("metrics-compat", "vllm"),
+    ("http-prompts", "off"),
     ("allow-insecure-public-http", "true"),
     ("smg-port", "1"),
     ("vllm-port", "2"),

@@ -35,6 +35,20 @@ fn an_address_that_others_reach_needs_tls_or_a_word() {
 }
 
 #[test]
+fn prompts_over_http_need_no_key_only_where_calls_need_none() {
+    let takes = |args: &[&str]| {
+        let settings = serve(args, &[]).unwrap();
+        settings.http.takes_prompts(&settings.auth)
+    };
+    assert!(takes(&[]) && !takes(&["--http-prompts", "off"]));
+    let public = ["--http-host", "0.0.0.0", "--allow-insecure-public-http"];
+    assert!(!takes(&public) && takes(&[&public[..], &["--http-prompts", "on"]].concat()));
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    let keyed = ["--api-keys-file", keys.path().to_str().unwrap()];
+    assert!(!takes(&keyed) && takes(&[&keyed[..], &["--http-prompts", "on"]].concat()));
+}
+
+#[test]
 fn reflection_is_on_where_only_this_machine_listens() {
     let serves = |args: &[&str]| serve(args, &[]).unwrap().listen.serves_reflection();
     let public = ["--host", "0.0.0.0", "--allow-insecure-public"];

@@ -220,7 +220,12 @@ fn configuration_faults_are_named() {
     let missing = load_with(r#"{"add_bos_token": true}"#).unwrap_err().to_string();
     assert!(missing.contains("tokenizer_config.json") && missing.contains("bos_token"));
     let object = r#"{"add_bos_token": true, "bos_token": {"content": "<think>"}}"#;
-    assert_eq!(load_with(object).unwrap().bos_token_id(), Some(5));
+    let with_bos = load_with(object).unwrap();
+    assert_eq!(with_bos.bos_token_id(), Some(5));
+    let ids = with_bos.encode("a b").unwrap();
+    assert_eq!(ids[0], 5);
+    assert_eq!(with_bos.encode_as_is("a b").unwrap(), ids[1..]);
+    assert_eq!(with_bos.encode_as_is("<think>a b").unwrap(), ids);
     assert_eq!(load_with("{}").unwrap().bos_token_id(), None);
     fs::remove_dir_all(&folder).unwrap();
 }
