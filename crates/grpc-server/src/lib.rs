@@ -32,6 +32,7 @@
 mod access;
 mod control;
 mod guard;
+mod incoming;
 mod inference;
 mod keys;
 mod port;

@@ -10,11 +10,11 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::guard::Guard;
+use crate::incoming::incoming;
 use crate::port::{Port, Security, Services};
 
 /// How often the engine's state is looked at: bounds how late health shows a change.
@@ -31,6 +31,8 @@ const RESET_STREAMS_MAX: usize = 128;
 pub struct ServeConfig {
     /// How long running requests may take after the shutdown signal.
     pub drain_timeout: Duration,
+    /// How long a new connection may take to send what HTTP/2 or TLS begin with.
+    pub opening_timeout: Duration,
     /// How often an idle connection is probed.
     pub keepalive_interval: Duration,
     /// How long a probe may stay without an answer before the connection is closed.
@@ -48,6 +50,7 @@ impl Default for ServeConfig {
     fn default() -> Self {
         Self {
             drain_timeout: Duration::from_secs(30),
+            opening_timeout: Duration::from_secs(10),
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(10),
             max_connection_age: None,
@@ -133,7 +136,7 @@ pub async fn serve(
         let guard = Guard { routes: routes.routes().prepare(), access: Arc::new(access) };
         servers.spawn(server.serve_with_incoming_shutdown(
             guard,
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            incoming(listener, config.opening_timeout),
             drained.clone().cancelled_owned(),
         ));
     }
