@@ -15,6 +15,7 @@ from pathlib import Path
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests/clients"))
@@ -154,6 +155,8 @@ def test_rejected_drafts_are_shown_on_hover_and_on_focus(page):
     wait_until(lambda: not tip.is_displayed(), "no drafts elsewhere")
     page.browser.execute_script("arguments[0].focus()", token)
     wait_until(tip.is_displayed, "the rejected drafts of the token with the focus")
+    page.browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    wait_until(lambda: not tip.is_displayed(), "no drafts after Escape")
     assert not page.errors(), page.errors()
 
 
@@ -185,8 +188,12 @@ def endless(page):
 def test_stop_frees_the_request(page):
     fresh(page)
     endless(page)
-    page.one("#stop").click()
+    # The focus goes from one button to the other, so that keys are enough.
+    focused = lambda: page.browser.switch_to.active_element.get_attribute("id")
+    assert focused() == "stop"
+    page.one("#stop").send_keys(Keys.ENTER)
     wait_until(lambda: page.text("#summary"), "the end of the stopped completion")
+    wait_until(lambda: focused() == "go", "the focus on the other button")
     assert page.text("#summary") == "Stopped.", page.text("#summary")
     page.server.wait_until_idle()
     metrics = urllib.request.urlopen(f"{page.url}/metrics").read().decode()

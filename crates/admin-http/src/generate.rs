@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{FromRequest as _, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
@@ -15,6 +15,7 @@ use grpc_api::inference::v1::generate_stream_response::Event;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use serving::{CallContext, InferenceEngine};
+use tokio::time::timeout;
 use tokio_stream::StreamExt as _;
 use tonic::{Code, Status};
 
@@ -23,6 +24,9 @@ use crate::{code_name, guard, stats};
 
 /// How often a silent stream says that it lives, which also finds clients that have vanished.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
+
+/// How long a body may take: until it is there its connection counts, and probes need one as well.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The body of a request: fields of the own API under their names.
 #[derive(Deserialize)]
@@ -66,8 +70,12 @@ impl Prompt {
 pub(crate) async fn generate(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    body: Bytes,
+    request: Request,
 ) -> Response {
+    let body = match body(request).await {
+        Ok(body) => body,
+        Err(response) => return response,
+    };
     let request = match check(&app, &headers, &body) {
         Ok(prompt) => prompt.into_request(),
         Err(status) => return refusal(&status),
@@ -81,6 +89,13 @@ pub(crate) async fn generate(
     Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
 }
 
+async fn body(request: Request) -> Result<Bytes, Response> {
+    match timeout(BODY_TIMEOUT, Bytes::from_request(request, &())).await {
+        Ok(body) => body.map_err(IntoResponse::into_response),
+        Err(_) => Err((StatusCode::REQUEST_TIMEOUT, "the body did not come\n").into_response()),
+    }
+}
+
 fn check(app: &App, headers: &HeaderMap, body: &[u8]) -> Result<Prompt, Status> {
     if !app.config.prompts {
         return Err(Status::permission_denied("this listener takes no prompts"));
@@ -89,10 +104,17 @@ fn check(app: &App, headers: &HeaderMap, body: &[u8]) -> Result<Prompt, Status> 
         return Err(Status::permission_denied("pages of other origins may not send prompts"));
     }
     // A page of another origin cannot send this type without asking first.
-    if headers.get(CONTENT_TYPE).is_none_or(|kind| kind != "application/json") {
+    if !is_json(headers) {
         return Err(Status::invalid_argument("content-type: send application/json"));
     }
     serde_json::from_slice(body).map_err(|error| Status::invalid_argument(error.to_string()))
+}
+
+/// Whether a request says that it is JSON, with parameters such as a charset or without.
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default();
+    kind.trim().eq_ignore_ascii_case("application/json")
 }
 
 fn event(
@@ -159,5 +181,21 @@ fn http_status(code: Code) -> StatusCode {
         Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use tokio_stream::pending;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_does_not_come_is_not_waited_for() {
+        let endless = Body::from_stream(pending::<Result<Bytes, Infallible>>());
+        let response = body(Request::new(endless)).await.unwrap_err();
+        assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(body(Request::new(Body::from("{}"))).await.unwrap(), "{}");
     }
 }

@@ -22,7 +22,7 @@ use crate::routes;
 /// Connections at once; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;
 /// How long a request's head may take, and how long a connection may idle.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long requests may take after the shutdown.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 

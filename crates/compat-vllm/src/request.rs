@@ -27,6 +27,8 @@ const FIELDS: &[(&str, &str)] = &[
     ("sampling.bad_words", "decoding.bad_words_token_ids"),
     ("sampling.logprobs", "response.output_candidates.top_n"),
     ("sampling.prompt_logprobs", "response.prompt_candidates.top_n"),
+    ("stopping.max_tokens", "stopping.max_new_tokens"),
+    ("stopping.min_tokens", "stopping.min_new_tokens"),
     ("stopping.stop_texts", "stopping.stop_strings"),
     ("cache_salt", "kv.cache_salt"),
 ];

@@ -32,6 +32,8 @@
 mod access;
 mod control;
 mod guard;
+mod health;
+mod incoming;
 mod inference;
 mod keys;
 mod port;

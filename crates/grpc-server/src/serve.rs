@@ -10,15 +10,15 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
-use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
+use tonic_health::pb::health_server::HealthServer;
 
 use crate::guard::Guard;
+use crate::health::Health;
+use crate::incoming::incoming;
 use crate::port::{Port, Security, Services};
 
-/// How often the engine's state is looked at: bounds how late health shows a change.
-const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
+/// How often the engine is looked at, to tell of its death.
+const DEATH_INTERVAL: Duration = Duration::from_millis(100);
 /// How long connections may take to close once no request is left.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -31,6 +31,8 @@ const RESET_STREAMS_MAX: usize = 128;
 pub struct ServeConfig {
     /// How long running requests may take after the shutdown signal.
     pub drain_timeout: Duration,
+    /// How long a new connection may take to send what HTTP/2 or TLS begin with.
+    pub opening_timeout: Duration,
     /// How often an idle connection is probed.
     pub keepalive_interval: Duration,
     /// How long a probe may stay without an answer before the connection is closed.
@@ -48,6 +50,7 @@ impl Default for ServeConfig {
     fn default() -> Self {
         Self {
             drain_timeout: Duration::from_secs(30),
+            opening_timeout: Duration::from_secs(10),
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(10),
             max_connection_age: None,
@@ -114,17 +117,13 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), ServeError> {
     let drained = CancellationToken::new();
+    let stopping = CancellationToken::new();
     let mut servers = JoinSet::new();
-    let mut health = vec![];
     for Port { listener, services, security } in ports {
-        let Services { mut routes, mut names, .. } = services;
-        let (reporter, service) = tonic_health::server::health_reporter();
-        routes.add_service(service);
-        // The empty name is the port as a whole.
-        names.push("");
-        let of_port = Health { reporter, names };
-        of_port.report(ServingStatus::NotServing).await;
-        health.push(of_port);
+        let Services { mut routes, names, .. } = services;
+        let (engine, names) = (Arc::clone(&engine), names.into());
+        let health = Health { engine, names, stopping: stopping.clone() };
+        routes.add_service(HealthServer::new(health));
         let Security { tls, access } = security;
         let mut server = config.builder();
         if let Some(tls) = tls {
@@ -133,13 +132,17 @@ pub async fn serve(
         let guard = Guard { routes: routes.routes().prepare(), access: Arc::new(access) };
         servers.spawn(server.serve_with_incoming_shutdown(
             guard,
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            incoming(listener, config.opening_timeout),
             drained.clone().cancelled_owned(),
         ));
     }
     let supervisor = async {
-        supervise(&*engine, &health, shutdown).await;
-        drain(&*engine, &health, config.drain_timeout).await;
+        tokio::select! {
+            () = shutdown => {}
+            () = tell_death(&*engine) => {}
+        }
+        stopping.cancel();
+        drain(&*engine, config.drain_timeout).await;
         drained.cancel();
         // A watcher of health, or an idle client, may keep its connection open for ever.
         sleep(CLOSE_TIMEOUT).await;
@@ -156,58 +159,19 @@ pub async fn serve(
     }
 }
 
-/// The health of a port's services.
-struct Health {
-    reporter: HealthReporter,
-    names: Vec<&'static str>,
-}
-
-impl Health {
-    async fn report(&self, status: ServingStatus) {
-        for name in &self.names {
-            self.reporter.set_service_status(*name, status).await;
+/// Logs the engine's death, if it dies; never ends.
+async fn tell_death(engine: &dyn InferenceEngine) {
+    loop {
+        if let EngineState::Dead(fault) = engine.state() {
+            tracing::error!(%fault, "the engine has ended; requests are refused");
+            return std::future::pending().await;
         }
-    }
-}
-
-/// Waits for `shutdown`; shows the engine's state meanwhile.
-async fn supervise(
-    engine: &dyn InferenceEngine,
-    health: &[Health],
-    shutdown: impl Future<Output = ()>,
-) {
-    let watch = async {
-        let mut shown = EngineState::Loading;
-        loop {
-            let state = engine.state();
-            if state != shown {
-                if let EngineState::Dead(fault) = &state {
-                    tracing::error!(%fault, "the engine has ended; requests are refused");
-                }
-                let serves = state == EngineState::Serving;
-                show(health, if serves { ServingStatus::Serving } else { NOT_SERVING }).await;
-                shown = state;
-            }
-            sleep(HEALTH_INTERVAL).await;
-        }
-    };
-    tokio::select! {
-        () = shutdown => {}
-        () = watch => {}
-    }
-}
-
-const NOT_SERVING: ServingStatus = ServingStatus::NotServing;
-
-async fn show(health: &[Health], status: ServingStatus) {
-    for of_port in health {
-        of_port.report(status).await;
+        sleep(DEATH_INTERVAL).await;
     }
 }
 
 /// Lets the engine finish what it has, for a while.
-async fn drain(engine: &dyn InferenceEngine, health: &[Health], limit: Duration) {
-    show(health, NOT_SERVING).await;
+async fn drain(engine: &dyn InferenceEngine, limit: Duration) {
     engine.drain();
     let idle = async {
         while !matches!(engine.state(), EngineState::Dead(_)) && engine.n_unfinished() > 0 {

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use engine::{EngineHandle, EventSink};
+use engine::{EngineHandle, EventSink, SubmitError};
 use engine_types::{BoxedStopTexts, Request as EngineRequest, RequestId};
 use grpc_api::control::v1 as control;
 use grpc_api::inference::v1 as pb;
 use tokenization::Tokenizer;
 use tonic::Status;
+use tonic_types::FieldViolation;
 
 use crate::call::{Call, CallOptions};
 use crate::constraint::Constraints;
@@ -186,7 +187,16 @@ impl Loaded {
         };
         self.engine
             .submit_all(request, sinks, deadline.map(tokio::time::Instant::into_std))
-            .map_err(|error| status::refused(&error))?;
+            .map_err(|error| match error {
+                // Waiting would not help.
+                SubmitError::QueueFull { limit } if n_outputs as usize > limit => {
+                    let message = format!(
+                        "{n_outputs} outputs are more than the {limit} that may be unfinished"
+                    );
+                    status::invalid_argument(vec![FieldViolation::new("sampling.n", message)])
+                }
+                error => status::refused(&error),
+            })?;
         Ok(Call::new(outputs, options))
     }
 

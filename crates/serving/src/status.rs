@@ -9,17 +9,28 @@ use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
 /// The domain of every reason.
 const DOMAIN: &str = "tandem";
 
+/// Bytes of a status that may quote its request. It travels in headers, twice and encoded, of which
+/// gRPC's clients take 8 KiB: beyond that they tell of headers, not of the fault.
+const MAX_TEXT_BYTES: usize = 1200;
+/// Faults told at once; the next try tells of others.
+const MAX_VIOLATIONS: usize = 8;
+
 /// A status with the reason as `google.rpc.ErrorInfo`, for programs to tell apart.
 #[must_use]
 pub fn with_reason(code: Code, reason: &str, message: &str) -> Status {
     let mut details = ErrorDetails::new();
     details.set_error_info(reason, DOMAIN, [] as [(String, String); 0]);
-    Status::with_error_details(code, message, details)
+    Status::with_error_details(code, bounded(message, MAX_TEXT_BYTES), details)
 }
 
-/// INVALID_ARGUMENT with each field's fault.
+/// INVALID_ARGUMENT with the faults of fields; of many or long ones with a part.
 #[must_use]
-pub fn invalid_argument(violations: Vec<FieldViolation>) -> Status {
+pub fn invalid_argument(mut violations: Vec<FieldViolation>) -> Status {
+    violations.truncate(MAX_VIOLATIONS);
+    let share = MAX_TEXT_BYTES / violations.len().max(1);
+    for violation in &mut violations {
+        violation.description = bounded(&violation.description, share);
+    }
     let message = violations
         .iter()
         .map(|violation| format!("{}: {}", violation.field, violation.description))
@@ -28,6 +39,18 @@ pub fn invalid_argument(violations: Vec<FieldViolation>) -> Status {
     let mut details = ErrorDetails::with_bad_request(violations);
     details.set_error_info("INVALID_REQUEST", DOMAIN, [] as [(String, String); 0]);
     Status::with_error_details(Code::InvalidArgument, message, details)
+}
+
+/// A text of at most `max` bytes: of a longer one its beginning and its end.
+fn bounded(text: &str, max: usize) -> String {
+    const GAP: &str = " ... ";
+    if text.len() <= max {
+        return text.to_owned();
+    }
+    let half = (max - GAP.len()) / 2;
+    let head = text.floor_char_boundary(half);
+    let tail = text.ceil_char_boundary(text.len() - half);
+    [&text[..head], GAP, &text[tail..]].concat()
 }
 
 /// RESOURCE_EXHAUSTED: `subject` has no room for the call now, and may have soon.
@@ -106,4 +129,31 @@ pub fn unknown_request(id: u64) -> Status {
 /// A task of the server itself failed.
 pub(crate) fn internal(message: &str) -> Status {
     with_reason(Code::Internal, "INTERNAL", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_fits_in_headers_whatever_it_quotes() {
+        let long = format!("begin{}end", "é[".repeat(30_000));
+        let faults = |n| vec![FieldViolation::new("constraint.regex", &long); n];
+        let quoting = with_reason(Code::NotFound, "UNKNOWN_MODEL", &long);
+        for status in [quoting, invalid_argument(faults(1)), invalid_argument(faults(2000))] {
+            assert!(status.message().contains("begin") && status.message().ends_with("end"));
+            let headers = status.clone().into_http::<()>().headers().clone();
+            let n_bytes: usize = headers.values().map(|value| value.len()).sum();
+            assert!(n_bytes < 8_000, "{n_bytes}");
+        }
+        let short = invalid_argument(vec![FieldViolation::new("prompt", "is empty"); 2]);
+        assert_eq!(short.message(), "prompt: is empty; prompt: is empty");
+    }
+
+    #[test]
+    fn a_bounded_text_stays_as_it_is() {
+        let once = bounded(&"é".repeat(1000), 101);
+        assert!(once.len() <= 101 && once.len() > 90, "{once}");
+        assert_eq!(bounded(&once, 101), once);
+    }
 }

@@ -138,9 +138,9 @@ pub async fn run(args: &Args) -> Result<(String, bool), String> {
 
 fn summary(title: &str, tally: &Tally) -> String {
     format!(
-        "{title}: {} calls, {} tokens; {} answers to repeated requests compared; {} unexpected.\n\
+        "{title}: {} outcomes, {} tokens; {} answers to repeated requests compared; {} unexpected.\n\
          \n{}",
-        tally.n_calls(),
+        tally.n_outcomes(),
         tally.n_tokens,
         tally.n_compared,
         tally.n_unexpected(),

@@ -39,7 +39,7 @@ impl Tally {
         self.n_unexpected
     }
 
-    pub(crate) fn n_calls(&self) -> u64 {
+    pub(crate) fn n_outcomes(&self) -> u64 {
         self.counts.values().sum()
     }
 

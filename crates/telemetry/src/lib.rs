@@ -6,6 +6,7 @@
 //!
 //! Invariants:
 //! * What filters log lines (`RUST_LOG`) does not filter spans: each call's is exported.
+//! * No filter logs prompts: lines of libraries that spell them out are dropped.
 //! * A collector that is away costs spans, never a request.
 //!
 //! # Example
@@ -25,8 +26,8 @@ use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::filter::{FilterExt as _, Targets, filter_fn};
+use tracing_subscriber::layer::{Filter, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry};
 
@@ -35,6 +36,9 @@ pub use propagation::link_span;
 
 /// The spans that are exported: those of calls.
 const EXPORTED: &str = "tandem::request";
+
+/// A library whose lines of level TRACE have each character of each prompt.
+const SPELLS_PROMPTS: &str = "tokenizers";
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,8 +126,49 @@ fn install(
             .with_filter(Targets::new().with_target(EXPORTED, tracing::Level::INFO))
     });
     Registry::default()
-        .with(lines.with_filter(filter))
+        .with(lines.with_filter(without_prompts(filter)))
         .with(export)
         .try_init()
         .map_err(|_| TelemetryError::AlreadyInstalled)
+}
+
+/// Takes from `filter` the lines that would have prompts in them.
+fn without_prompts(filter: EnvFilter) -> impl Filter<Registry> {
+    filter.and(filter_fn(|line| {
+        *line.level() <= tracing::Level::INFO || !line.target().starts_with(SPELLS_PROMPTS)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tracing::{Event, Subscriber};
+    use tracing_subscriber::layer::Context;
+
+    use super::*;
+
+    /// Keeps the target of each line.
+    struct Lines(Arc<Mutex<Vec<String>>>);
+
+    impl<S: Subscriber> Layer<S> for Lines {
+        fn on_event(&self, line: &Event<'_>, _: Context<'_, S>) {
+            self.0.lock().expect("not poisoned").push(line.metadata().target().to_owned());
+        }
+    }
+
+    #[test]
+    fn no_filter_logs_the_characters_of_prompts() {
+        for everything in ["trace", "tokenizers=trace,other=trace"] {
+            let lines = Arc::new(Mutex::new(vec![]));
+            let filter = without_prompts(EnvFilter::new(everything));
+            let log = Registry::default().with(Lines(Arc::clone(&lines)).with_filter(filter));
+            tracing::subscriber::with_default(log, || {
+                tracing::trace!(target: "tokenizers::tokenizer::normalizer", "'d'");
+                tracing::warn!(target: "tokenizers", "a token is missing");
+                tracing::trace!(target: "other", "something");
+            });
+            assert_eq!(*lines.lock().unwrap(), ["tokenizers", "other"]);
+        }
+    }
 }

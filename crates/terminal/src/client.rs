@@ -131,8 +131,13 @@ impl Client {
 
 /// What a status says, with the causes that lie in the way to the server.
 pub fn said(status: &Status) -> String {
-    let causes = status.source().map(with_causes);
-    causes.unwrap_or_else(|| format!("{} ({:?})", status.message(), status.code()))
+    let code = status.code();
+    match (status.source(), status.message()) {
+        (Some(error), _) => with_causes(error),
+        // So does a port that has other services.
+        (None, "") => format!("{code} ({code:?})"),
+        (None, message) => format!("{message} ({code:?})"),
+    }
 }
 
 fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {

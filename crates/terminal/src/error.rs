@@ -63,8 +63,8 @@ impl std::error::Error for ChatError {
             Self::Terminal(source) | Self::File { source, .. } => Some(source),
             Self::Template(source) => Some(source),
             Self::Tokenizer(source) => Some(source),
-            Self::Engine(source) => Some(source),
-            Self::Full { .. } | Self::Command(_) => None,
+            // What is said of a status tells its causes.
+            Self::Engine(_) | Self::Full { .. } | Self::Command(_) => None,
         }
     }
 }
@@ -90,5 +90,21 @@ impl From<TokenizationError> for ChatError {
 impl From<Status> for ChatError {
     fn from(status: Status) -> Self {
         Self::Engine(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn a_status_is_told_once_and_in_words() {
+        let error = ChatError::from(Status::unavailable("busy"));
+        assert_eq!(error.to_string(), "busy (Unavailable)");
+        assert!(error.source().is_none());
+        let silent = ChatError::from(Status::unimplemented("")).to_string();
+        assert!(silent.starts_with("Operation is not implemented"), "{silent}");
     }
 }

@@ -184,10 +184,23 @@ function request() {
   };
 }
 
+let willFollow = false;
+
+/** Keeps the end of the output in view where it is: once a frame, since to look is to lay it out. */
+function followEnd(output) {
+  if (willFollow) return;
+  willFollow = true;
+  const atEnd = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
+  requestAnimationFrame(() => {
+    willFollow = false;
+    if (atEnd) output.scrollTop = output.scrollHeight;
+  });
+}
+
 /** Adds what one step made. The drafts that it rejected belong to its last token. */
 function addStep(step) {
   const output = $("output");
-  const atEnd = output.scrollHeight - output.scrollTop - output.clientHeight < 40;
+  followEnd(output);
   step.token_ids.forEach((id, i) => {
     const isAccepted = i < step.n_accepted;
     const token = element("span", `token ${isAccepted ? "accepted" : "target"}`, step.text_pieces[i]);
@@ -202,7 +215,6 @@ function addStep(step) {
     }
     output.append(token);
   });
-  if (atEnd) output.scrollTop = output.scrollHeight;
 }
 
 function say(text, isError) {
@@ -263,9 +275,13 @@ async function submit(event) {
   setRunning(false);
 }
 
+/** Enables the button that makes sense now. It gets the focus of the other one, which loses it. */
 function setRunning(isRunning) {
-  $("go").disabled = isRunning;
-  $("stop").disabled = !isRunning;
+  const [off, on] = isRunning ? [$("go"), $("stop")] : [$("stop"), $("go")];
+  const hadFocus = document.activeElement === off;
+  on.disabled = false;
+  if (hadFocus) on.focus();
+  off.disabled = true;
 }
 
 // ---- Rejected drafts
@@ -293,6 +309,7 @@ $("output").addEventListener("mouseover", showTip);
 $("output").addEventListener("focusin", showTip);
 $("output").addEventListener("mouseleave", hideTip);
 $("output").addEventListener("focusout", hideTip);
+document.addEventListener("keydown", ({ key }) => { if (key === "Escape") hideTip(); });
 // What is below the pointer afterwards may be another token, or the same one elsewhere.
 $("output").addEventListener("scroll", () => {
   const target = $("output").querySelector(".rejected:hover, .rejected:focus");

@@ -45,10 +45,18 @@ async fn foreign_pages_cannot_send_prompts() {
         );
         assert!(!answer.head.contains("access-control-allow"), "{}", answer.head);
     }
-    let plain = prompt.replace("application/json", "text/plain");
-    assert_eq!(server.ask(&plain).await.status, 400);
+    for (kind, status) in [
+        ("text/plain", 400),
+        ("text/plain; application/json", 400),
+        ("application/jsonp", 400),
+        ("Application/JSON", 200),
+        ("application/json; charset=utf-8", 200),
+    ] {
+        let answer = server.ask(&prompt.replace("application/json", kind)).await;
+        assert_eq!(answer.status, status, "{kind}");
+    }
     assert_eq!(server.get("/api/generate").await.status, 405);
-    assert_eq!(server.of.frontend.stats().unwrap().finished_requests, 1);
+    assert_eq!(server.of.frontend.stats().unwrap().finished_requests, 3);
 }
 
 #[tokio::test]

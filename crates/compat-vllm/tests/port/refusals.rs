@@ -113,6 +113,11 @@ const WRONG: &[(&str, Change)] = &[
     ("stopping.min_new_tokens", |request| {
         request.stopping.as_mut().unwrap().min_new_tokens = 9;
     }),
+    ("stopping.min_new_tokens", |request| {
+        // More than the model takes, without a limit of the request's own.
+        let stopping = request.stopping.as_mut().unwrap();
+        (stopping.max_new_tokens, stopping.min_new_tokens) = (0, 100_000);
+    }),
     ("stopping.stop_token_ids", |request| {
         request.stopping.as_mut().unwrap().stop_token_ids = vec![100];
     }),

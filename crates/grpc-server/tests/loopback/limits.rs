@@ -6,6 +6,9 @@ use grpc_api::inference::v1::GenerateStreamRequest;
 use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
 use grpc_server::ServeConfig;
 use h2::Reason;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tonic::Code;
 use tonic::codec::CompressionEncoding::{self, Gzip, Zstd};
 use tonic::transport::Channel;
@@ -147,4 +150,24 @@ async fn a_stream_that_is_not_read_stalls_nobody() {
     assert_eq!(answer.code(), Code::Ok);
     drop(unread);
     server.wait_until_empty().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_does_not_open_is_closed_and_others_last() {
+    let opening_timeout = Duration::from_secs(2);
+    let config = ServeConfig { opening_timeout, ..ServeConfig::default() };
+    let server = Server::start_with(Setup::default(), config).await;
+    let opened = Raw::connect(server.address).await;
+    let mut silent = vec![];
+    for beginning in ["", "PRI * HTTP/2.0"] {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(beginning.as_bytes()).await.unwrap();
+        silent.push(stream);
+    }
+    for mut stream in silent {
+        // Closed or reset: either way the server is rid of it.
+        let _ = timeout(PATIENCE, stream.read_to_end(&mut vec![])).await.expect("is closed");
+    }
+    let answer = opened.call("Generate", &[], &streaming(&[1], 2)).await;
+    assert_eq!(answer.code(), Code::Ok);
 }

@@ -18,6 +18,7 @@ mod reflection;
 mod refusals;
 mod refused_parameters;
 mod sampling;
+mod split_characters;
 mod stop_texts;
 mod streams;
 mod tls;
