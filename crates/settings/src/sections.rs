@@ -194,7 +194,8 @@ pub struct TelemetrySettings {
     /// Form of the log on standard error; RUST_LOG chooses what is in it
     #[arg(long, value_enum, default_value_t = LogFormatArg::Text)]
     pub log_format: LogFormatArg,
-    /// URL of an OpenTelemetry collector that takes traces over gRPC without TLS [default: no traces]
+    /// URL of an OpenTelemetry collector that takes traces over gRPC without TLS [default: no
+    /// traces]
     #[arg(long)]
     pub otlp_endpoint: Option<String>,
     /// Name of this service in traces

@@ -138,8 +138,8 @@ pub async fn run(args: &Args) -> Result<(String, bool), String> {
 
 fn summary(title: &str, tally: &Tally) -> String {
     format!(
-        "{title}: {} outcomes, {} tokens; {} answers to repeated requests compared; {} unexpected.\n\
-         \n{}",
+        "{title}: {} outcomes, {} tokens; {} answers to repeated requests compared; {} \
+         unexpected.\n\n{}",
         tally.n_outcomes(),
         tally.n_tokens,
         tally.n_compared,
