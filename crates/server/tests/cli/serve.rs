@@ -224,5 +224,5 @@ fn a_log_for_programs_has_one_object_a_line() {
     let log = Server::start(&["--log-format", "json"]).log();
     let lines: Vec<serde_json::Value> =
         log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert!(lines.iter().any(|line| line["fields"]["message"] == "stopped"), "{log}");
+    assert!(lines.iter().any(|line| line["message"] == "stopped"), "{log}");
 }
