@@ -56,6 +56,8 @@ const CRATES: &[Crate] = &[
     known("bundled-checkpoints", 0, "shared", &[]),
     known("model-config", 0, "shared", &[]),
     known("batch-layout", 0, "device", &[]),
+    known("gpu-runtime", 0, "device", &[]),
+    known("gpu-kernels", 1, "device", &["gpu-runtime"]),
     known("kernels", 0, "device", &[]),
     known("torch-ext", 0, "device", &[]),
     known("sampler", 1, "device", &["engine-types", "torch-ext"]),
