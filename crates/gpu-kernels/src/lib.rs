@@ -2,24 +2,151 @@
 //!
 //! **Owns** the kernel sources (`src/cu`), which the vendor's compiler builds at run time for the
 //! very device, and one shape-checked function for each kernel, a method of [`Kernels`]. **Must not
-//! know** models, weights' names, requests or block ownership; large dense products are
-//! [`gpu_runtime`]'s BLAS.
+//! know** models, names of weights, requests or block ownership; large dense products are those of
+//! [`gpu_runtime::Blas`].
 //!
 //! Invariants (numbered in `ARCHITECTURE.md`):
 //! * A row's result does not depend on its batch mates, bit for bit \[INV-11]: each sum has one
 //!   order, which the number of rows does not change, and nothing is added atomically.
-//! * Sums are float32; what is stored is the module's [`Element`].
-//! * A padding row, whose `row_seq` is -1, computes nothing and writes nothing.
-//! * Nothing is read back: every launch can be part of a captured graph. So an index that only the
-//!   device knows is checked there, and one out of range writes nothing, or NaN where the kernel
-//!   says so.
+//! * Sums are float32; what is stored is the element type of [`Kernels`]. Weights of norms, routers
+//!   and the residual stream are float32: the stream's bytes are few beside the weights' (at 256
+//!   rows of 2048 values, 1 MB more of 500 MB), and it is what rounding would hurt most.
+//! * A padding row, whose `seq` is -1, computes nothing and writes nothing.
+//! * Nothing is read back: every launch can be part of a captured graph. So what only the device
+//!   knows is checked there: an index out of range writes nothing, or NaN where a function says so.
 //!
-//! To add a source: put it into `src/cu`, add it to `SOURCES`, and give its kernels a table with
-//! `kernel_table!` in a module of their own, which [`Kernels`] holds. All sources are one
-//! translation unit behind `portable.cuh`: what a source does not share lies in a namespace of its
-//! own, and kernels, which are `extern "C"`, have names that are unique in the crate.
+//! To add a source: put it into `src/cu`, add it to `SOURCES`, name its kernels in a
+//! `kernel_table!` of a module of its own, give [`Kernels`] the table as a field, and write the
+//! functions as methods of [`Kernels`] in that module. All sources are one translation unit behind
+//! `portable.cuh`: what a source does not share lies in a namespace of its own, and kernels, which
+//! are `extern "C"`, have names that are unique in the crate.
+//!
+//! # Example
+//!
+//! ```
+//! use gpu_kernels::{Kernels, Norm, PassRows};
+//! use gpu_runtime::{DeviceChoice, Gpu};
+//!
+//! let Some(gpu) = Gpu::open(&DeviceChoice::Auto)? else { return Ok(()) };
+//! let stream = gpu.stream()?;
+//! let kernels = Kernels::<f32>::new(&gpu, &stream)?;
+//! let upload = |values: &[f32]| {
+//!     let mut buffer = gpu.alloc::<f32>(values.len())?;
+//!     stream.upload(values, &mut buffer).map(|()| buffer)
+//! };
+//! let (x, weight) = (upload(&[3.0; 8])?, upload(&[0.5; 8])?);
+//! let (mut out, index) = (gpu.alloc::<f32>(8)?, gpu.alloc_zeroed::<i32>(1)?);
+//! let index = index.view();
+//! let rows = PassRows { n_rows: 1, seq: index, pos: index, slot: index };
+//! kernels.rms_norm(rows, x.view(), Norm { weight: weight.view(), eps: 0.0 }, out.view_mut())?;
+//! assert_eq!(stream.download(&out)?, [0.5; 8]);
+//! # Ok::<(), gpu_runtime::GpuError>(())
+//! ```
 
 #![expect(unsafe_code, reason = "kernel launches; each site says what was checked before")]
 
-/// The sources of a module, in their order.
-const SOURCES: &[(&str, &str)] = &[("portable.cuh", include_str!("cu/portable.cuh"))];
+use std::marker::PhantomData;
+
+use gpu_runtime::{DType, GemmElement, Gpu, GpuError, Module, Program, Stream};
+
+/// A struct of kernels, each named as in the source, and its `load` from a module.
+macro_rules! kernel_table {
+    ($table:ident { $($kernel:ident),* $(,)? }) => {
+        #[derive(Debug)]
+        pub(crate) struct $table {
+            $($kernel: gpu_runtime::Kernel,)*
+        }
+
+        impl $table {
+            pub(crate) fn load(
+                module: &gpu_runtime::Module,
+            ) -> Result<Self, gpu_runtime::GpuError> {
+                Ok(Self { $($kernel: module.kernel(stringify!($kernel))?,)* })
+            }
+        }
+    };
+}
+
+mod check;
+mod elementwise;
+mod moe;
+mod norms;
+mod rope;
+mod router;
+
+pub use check::PassRows;
+pub use moe::{ExpertSum, Experts, MoeScratch, Routing};
+pub use norms::{MtpInput, Norm};
+pub use rope::{Heads, IndexKeys, MlaLatents, RopeTable};
+pub use router::{RouterScratch, RouterWeights, RoutingMut};
+
+/// The sources of a module. The first one includes the others, in their order.
+const SOURCES: &[(&str, &str)] = &[
+    ("kernels.cu", include_str!("cu/kernels.cu")),
+    ("portable.cuh", include_str!("cu/portable.cuh")),
+    ("rows.cuh", include_str!("cu/rows.cuh")),
+    ("norms.cu", include_str!("cu/norms.cu")),
+    ("rope.cu", include_str!("cu/rope.cu")),
+    ("elementwise.cu", include_str!("cu/elementwise.cu")),
+    ("router.cu", include_str!("cu/router.cu")),
+    ("moe.cu", include_str!("cu/moe.cu")),
+    ("moe_gemm.cu", include_str!("cu/moe_gemm.cu")),
+];
+
+/// The kernels for weights, activations and caches of type `E`, on one stream.
+///
+/// Functions queue their work and return. Views may be longer than the shapes that a function
+/// states; rows begin at multiples of 16 bytes, so that widths are multiples of 8.
+#[derive(Debug)]
+pub struct Kernels<E> {
+    stream: Stream,
+    norms: norms::Table,
+    rope: rope::Table,
+    elementwise: elementwise::Table,
+    router: router::Table,
+    moe: moe::Table,
+    tiles: Vec<moe::Tile>,
+    _element: PhantomData<E>,
+}
+
+impl<E: GemmElement> Kernels<E> {
+    /// Compiles the sources for the device, or takes them from the kernel cache.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gpu::compile`].
+    pub fn new(gpu: &Gpu, stream: &Stream) -> Result<Self, GpuError> {
+        let module = gpu.compile(&program(E::DTYPE, &defines(E::DTYPE)))?;
+        Self::load(gpu, stream, &module)
+    }
+
+    fn load(gpu: &Gpu, stream: &Stream, module: &Module) -> Result<Self, GpuError> {
+        let router = router::Table::load(module)?;
+        router.allow_shared(gpu)?;
+        Ok(Self {
+            stream: stream.clone(),
+            norms: norms::Table::load(module)?,
+            rope: rope::Table::load(module)?,
+            elementwise: elementwise::Table::load(module)?,
+            router,
+            moe: moe::Table::load(module)?,
+            tiles: moe::Tile::load_all(gpu, module)?,
+            _element: PhantomData,
+        })
+    }
+}
+
+fn defines(dtype: DType) -> [(&'static str, String); 1] {
+    [("TANDEM_BF16", u8::from(dtype == DType::Bf16).to_string())]
+}
+
+fn program<'a>(dtype: DType, defines: &'a [(&'a str, String)]) -> Program<'a> {
+    let name = match dtype {
+        DType::Bf16 => "gpu-kernels (bfloat16)",
+        DType::F32 => "gpu-kernels (float32)",
+    };
+    Program { name, sources: SOURCES, defines }
+}
+
+#[cfg(test)]
+mod tests;

@@ -23,9 +23,12 @@
 #endif
 
 #define DEVICE static __device__ __forceinline__
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 
 typedef unsigned long long u64;
+
+#define F32_NAN __uint_as_float(0x7fc00000u)
+#define F32_INFINITY __uint_as_float(0x7f800000u)
 
 // ---- storage type
 

@@ -1,0 +1,182 @@
+// The expert router: float32 logits of a tile of rows, and, in the last block that works on the
+// tile, the choice of its experts.
+
+namespace router {
+
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / WARP;
+constexpr int ROWS = 8;
+constexpr int EXPERTS_A_WARP = 2;
+
+// How experts are chosen.
+struct Config {
+    int n_experts, is_softmax;
+    // Groups limit the choice if fewer are kept than there are; their score is the sum of their
+    // two best or their best.
+    int n_group, topk_group, by_two_best;
+    int top_k, normalise;
+    float scale;
+};
+
+struct Best {
+    float value;
+    int at;
+
+    // NaN stands for what is taken.
+    __device__ __forceinline__ void offer(float other, int other_at) {
+        const bool wins = other > value || (other == value && other_at < at);
+        if (wins) value = other, at = other_at;
+    }
+};
+
+// The index of the greatest value, the lowest among equals, by a warp together; the value becomes
+// NaN.
+DEVICE int take_best(float* values, int n, int lane) {
+    Best best = {-F32_INFINITY, 0x7fffffff};
+    for (int i = lane; i < n; i += WARP) best.offer(values[i], i);
+#pragma unroll
+    for (int mask = WARP / 2; mask > 0; mask /= 2)
+        best.offer(shuffle_xor(best.value, mask), shuffle_xor(best.at, mask));
+    sync_warp();
+    if (lane == 0 && best.at < n) values[best.at] = F32_NAN;
+    sync_warp();
+    return best.at;
+}
+
+DEVICE void to_scores(float* scores, const Config& config, int lane) {
+    const int n = config.n_experts;
+    if (!config.is_softmax) {
+        for (int i = lane; i < n; i += WARP) scores[i] = 1.0f / (1.0f + expf(-scores[i]));
+        return;
+    }
+    float max = -F32_INFINITY, total = 0.0f;
+    for (int i = lane; i < n; i += WARP) max = fmaxf(max, scores[i]);
+    max = warp_max(max);
+    for (int i = lane; i < n; i += WARP) total += scores[i] = expf(scores[i] - max);
+    total = warp_sum(total);
+    for (int i = lane; i < n; i += WARP) scores[i] /= total;
+}
+
+// Takes the experts outside the best groups.
+DEVICE void drop_groups(float* biased, float* groups, const Config& config, int lane) {
+    const int size = config.n_experts / config.n_group;
+    for (int group = lane; group < config.n_group; group += WARP) {
+        float first = -F32_INFINITY, second = -F32_INFINITY;
+        for (int i = group * size; i < (group + 1) * size; ++i) {
+            second = fmaxf(second, fminf(first, biased[i]));
+            first = fmaxf(first, biased[i]);
+        }
+        groups[group] = config.by_two_best && size > 1 ? first + second : first;
+    }
+    sync_warp();
+    for (int i = 0; i < config.topk_group; ++i) take_best(groups, config.n_group, lane);
+    for (int i = lane; i < config.n_experts; i += WARP) {
+        const bool kept = groups[i / size] != groups[i / size];
+        if (!kept) biased[i] = F32_NAN;
+    }
+    sync_warp();
+}
+
+// The experts of a row by one warp, best first; `scratch` holds three values for each expert, the
+// logits first.
+DEVICE void choose(float* scratch, const float* bias, const Config& config, int* ids,
+                   float* weights) {
+    const int lane = threadIdx.x % WARP, n = config.n_experts;
+    float *scores = scratch, *biased = scratch + n, *groups = scratch + 2 * n;
+    to_scores(scores, config, lane);
+    for (int i = lane; i < n; i += WARP) {
+        // A broken score loses against every other one and can still be chosen.
+        const float sum = bias ? scores[i] + bias[i] : scores[i];
+        biased[i] = sum != sum ? -F32_INFINITY : sum;
+    }
+    sync_warp();
+    if (config.topk_group < config.n_group) drop_groups(biased, groups, config, lane);
+    // The addend keeps the quotient finite when all chosen scores are zero.
+    float total = 0.0f, weight = 0.0f;
+    int id = 0;
+    for (int k = 0; k < config.top_k; ++k) {
+        const int best = take_best(biased, n, lane);
+        total += scores[best];
+        if (lane == k) id = best, weight = scores[best];
+    }
+    total += 1e-20f;
+    if (lane >= config.top_k) return;
+    if (config.normalise) weight /= total;
+    ids[lane] = id;
+    weights[lane] = weight * config.scale;
+}
+
+// The logits of a tile of rows with the experts of this block.
+DEVICE void tile_logits(const elem_t* x, int hidden, const float* gate, int n_experts, int n_rows,
+                        float* logits) {
+    const int lane = threadIdx.x % WARP;
+    const int first = (blockIdx.x * WARPS + threadIdx.x / WARP) * EXPERTS_A_WARP;
+    if (first >= n_experts) return;
+    const float* w0 = gate + (u64)first * hidden;
+    const float* w1 = first + 1 < n_experts ? w0 + hidden : w0;
+    float sums[ROWS][EXPERTS_A_WARP] = {};
+    for (int at = lane * 8; at < hidden; at += WARP * 8) {
+        float a[8], b[8], values[8];
+        load8(w0 + at, a);
+        load8(w1 + at, b);
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) {
+            if (row >= n_rows) break;
+            load8(x + (u64)row * hidden + at, values);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                sums[row][0] = fmaf(values[i], a[i], sums[row][0]);
+                sums[row][1] = fmaf(values[i], b[i], sums[row][1]);
+            }
+        }
+    }
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) {
+        if (row >= n_rows) break;
+        const float sum0 = warp_sum(sums[row][0]), sum1 = warp_sum(sums[row][1]);
+        if (lane == 0) logits[row * n_experts + first] = sum0;
+        if (lane == 0 && first + 1 < n_experts) logits[row * n_experts + first + 1] = sum1;
+    }
+}
+
+}  // namespace router
+
+// Grid: tiles of experts, tiles of rows. `arrived` has a zero for each tile of rows, and zeros it
+// again. Dynamic shared memory: three values for each warp and expert.
+KERNEL(router::THREADS) route(const int* row_seq, int n_rows, const elem_t* x, int hidden,
+                              const float* gate, const float* bias, int n_experts, int is_softmax,
+                              int n_group, int topk_group, int by_two_best, int top_k,
+                              int normalise, float scale, float* logits, unsigned* arrived,
+                              int* ids, float* weights) {
+    using namespace router;
+    extern __shared__ float scratch[];
+    __shared__ bool is_last;
+    const int start = blockIdx.y * ROWS;
+    const int n_tile = min(ROWS, n_rows - start);
+    logits += (u64)start * n_experts;
+    tile_logits(x + (u64)start * hidden, hidden, gate, n_experts, n_tile, logits);
+    // Every logit of this block is written before the block counts as arrived.
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = atomicAdd(arrived + blockIdx.y, 1u) + 1 == gridDim.x;
+        if (is_last) arrived[blockIdx.y] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return;
+    const Config config = {n_experts, is_softmax, n_group,   topk_group,
+                           by_two_best, top_k,    normalise, scale};
+    const int warp = threadIdx.x / WARP;
+    float* own = scratch + warp * 3 * n_experts;
+    for (int row = warp; row < n_tile; row += WARPS) {
+        const u64 at = start + row;
+        if (row_seq[at] < 0) continue;
+        // Volatile: written by other blocks of this launch.
+        const volatile float* from = logits + row * n_experts;
+        for (int i = threadIdx.x % WARP; i < n_experts; i += WARP) own[i] = from[i];
+        sync_warp();
+        choose(own, bias, config, ids + at * top_k, weights + at * top_k);
+        sync_warp();
+    }
+}

@@ -1,0 +1,145 @@
+//! The expert router.
+
+use gpu_runtime::{Args, Buffer, GemmElement, Gpu, GpuError, Launch, Ptr, View, ViewMut};
+use model_config::{ExpertChoice, MoeConfig, RouterScoring};
+
+use crate::Kernels;
+use crate::check::{PassRows, has, has_rows, int, invalid, width};
+
+kernel_table!(Table { route });
+
+// As in `router.cu`.
+const THREADS: u32 = 256;
+const TILE_ROWS: usize = 8;
+const EXPERTS_A_WARP: u32 = 2;
+/// Most experts of a layer, as in `moe.cu`.
+pub(crate) const MAX_EXPERTS: usize = 512;
+/// A lane keeps one of a row's experts.
+const MAX_TOP_K: usize = 32;
+
+/// The weights of a router.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterWeights<'a> {
+    /// `[n_routed_experts, hidden]`.
+    pub gate: View<'a, f32>,
+    /// The correction bias `[n_routed_experts]`, if there is one: a part of the choice of groups
+    /// and experts, and not of the weights.
+    pub bias: Option<View<'a, f32>>,
+    /// How experts are chosen and weighted.
+    pub config: &'a MoeConfig,
+}
+
+impl RouterWeights<'_> {
+    fn check(&self, hidden: usize) -> Result<(), GpuError> {
+        let MoeConfig { n_routed_experts, num_experts_per_tok, n_group, topk_group, .. } =
+            *self.config;
+        has_rows("the router's gate", self.gate, n_routed_experts * hidden)?;
+        if let Some(bias) = self.bias {
+            has("the router's bias", bias, n_routed_experts)?;
+        }
+        let has_groups = n_group > 0
+            && (1..=n_group).contains(&topk_group)
+            && n_routed_experts.is_multiple_of(n_group);
+        let fits = has_groups
+            && n_routed_experts <= MAX_EXPERTS
+            && num_experts_per_tok <= MAX_TOP_K
+            && (1..=n_routed_experts / n_group * topk_group).contains(&num_experts_per_tok);
+        if fits { Ok(()) } else { invalid(format!("a router of {:?}", self.config)) }
+    }
+}
+
+/// What routers work in; one serves all layers, in turn.
+#[derive(Debug)]
+pub struct RouterScratch {
+    logits: Buffer<f32>,
+    arrived: Buffer<u32>,
+}
+
+impl RouterScratch {
+    /// For passes of at most `max_rows` rows.
+    ///
+    /// # Errors
+    ///
+    /// No room on the device; a failure of the driver.
+    pub fn new(gpu: &Gpu, max_rows: usize, n_experts: usize) -> Result<Self, GpuError> {
+        Ok(Self {
+            logits: gpu.alloc(max_rows * n_experts)?,
+            arrived: gpu.alloc_zeroed(max_rows.div_ceil(TILE_ROWS))?,
+        })
+    }
+}
+
+/// Where the experts of each row go, best first, `[n_rows, top_k]` both.
+#[derive(Debug)]
+pub struct RoutingMut<'a> {
+    /// Expert ids.
+    pub ids: ViewMut<'a, i32>,
+    /// Their weights.
+    pub weights: ViewMut<'a, f32>,
+}
+
+impl<E: GemmElement> Kernels<E> {
+    /// Chooses the experts of `x` `[n_rows, hidden]`. Logits and scores are float32; ties go to the
+    /// lower id, and a score that is NaN loses against every other one.
+    ///
+    /// # Errors
+    ///
+    /// Shapes that do not fit, more than 512 experts, more than 32 of them a row; a failure of the
+    /// driver.
+    pub fn route(
+        &self,
+        rows: PassRows<'_>,
+        x: View<'_, E>,
+        router: RouterWeights<'_>,
+        scratch: &mut RouterScratch,
+        out: RoutingMut<'_>,
+    ) -> Result<(), GpuError> {
+        rows.check()?;
+        let config = router.config;
+        let (n_experts, top_k) = (config.n_routed_experts, config.num_experts_per_tok);
+        let hidden = router.gate.len() / n_experts.max(1);
+        router.check(hidden)?;
+        has_rows("x", x, rows.n_rows * hidden)?;
+        has("the router's scratch", scratch.logits.view(), rows.n_rows * n_experts)?;
+        has("the router's scratch", scratch.arrived.view(), rows.n_rows.div_ceil(TILE_ROWS))?;
+        has("ids", out.ids.as_view(), rows.n_rows * top_k)?;
+        has("weights", out.weights.as_view(), rows.n_rows * top_k)?;
+        let is_greedy = config.choice == ExpertChoice::Greedy;
+        let (n_group, topk_group) =
+            if is_greedy { (1, 1) } else { (config.n_group, config.topk_group) };
+        let mut args = Args::new();
+        args.view(rows.seq).i32(int("rows", rows.n_rows)?).view(x).i32(width("hidden", hidden)?);
+        args.view(router.gate);
+        match router.bias {
+            Some(bias) => args.view(bias),
+            None => args.ptr(Ptr::<f32>::NULL),
+        };
+        args.i32(n_experts as i32).i32((config.scoring == RouterScoring::Softmax).into());
+        args.i32(n_group as i32).i32(topk_group as i32);
+        args.i32((config.choice == ExpertChoice::NoauxTc).into()).i32(top_k as i32);
+        args.i32(config.norm_topk_prob.into()).f32(config.routed_scaling_factor as f32);
+        args.view_mut(scratch.logits.view_mut()).view_mut(scratch.arrived.view_mut());
+        args.view_mut(out.ids).view_mut(out.weights);
+        let n_warps = THREADS / self.stream.gpu().info().warp_size;
+        let tiles = rows.n_rows.div_ceil(TILE_ROWS) as u32;
+        let launch = Launch {
+            grid: [(n_experts as u32).div_ceil(n_warps * EXPERTS_A_WARP), tiles, 1],
+            block: [THREADS, 1, 1],
+            shared: shared_bytes(n_warps, n_experts),
+        };
+        // SAFETY: all views have the rows; the scratch is all zeros where blocks are counted.
+        unsafe { self.launch(&self.router.route, launch, &args) }
+    }
+}
+
+/// Three values for each warp and expert.
+fn shared_bytes(n_warps: u32, n_experts: usize) -> u32 {
+    n_warps * 3 * n_experts as u32 * 4
+}
+
+impl Table {
+    /// Lets the kernel have the shared memory of the most experts.
+    pub(crate) fn allow_shared(&self, gpu: &Gpu) -> Result<(), GpuError> {
+        self.route.allow_shared(shared_bytes(THREADS / gpu.info().warp_size, MAX_EXPERTS))
+    }
+}
