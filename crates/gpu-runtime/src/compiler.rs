@@ -23,6 +23,7 @@ pub struct Program<'a> {
 c_table! {
     struct Rtc(error_string = "nvrtcGetErrorString", "hiprtcGetErrorString");
     version(major: *mut c_int, minor: *mut c_int) = "nvrtcVersion", "hiprtcVersion";
+    #[expect(clippy::too_many_arguments, reason = "the vendors' function")]
     create_program(
         program: *mut Handle, source: *const c_char, name: *const c_char,
         n_headers: c_int, headers: *const *const c_char, names: *const *const c_char

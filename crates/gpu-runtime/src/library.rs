@@ -1,6 +1,7 @@
 //! Where the vendors' libraries are looked for, and how they are loaded.
 
 use std::env;
+use std::error::Error;
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
@@ -44,18 +45,23 @@ impl Libraries {
             for file in by_name.into_iter().chain(files.filter(|file| file.exists())) {
                 match open(&file) {
                     Ok(library) => return Ok(Loaded::new(library, &file)),
-                    Err(error) if file.exists() => faults.push(error.to_string()),
-                    Err(_) => (),
+                    Err(error) => faults.extend(fault(name, &error)),
                 }
             }
         }
         let mut what = format!("{} ({})", wanted.what, wanted.names.join(", "));
-        // A file that is there and cannot be loaded is more than an absent one.
-        for fault in faults {
-            what = format!("{what}: {fault}");
+        if !faults.is_empty() {
+            what = format!("{what} that can be loaded ({})", faults.join("; "));
         }
         Err(GpuError::MissingLibrary { what, help: wanted.help })
     }
+}
+
+/// What the loader has against a file; `None` for one that is not there.
+fn fault(name: &str, error: &libloading::Error) -> Option<String> {
+    let text = error.source().unwrap_or(error).to_string();
+    let is_absent = text.starts_with(&format!("{name}: cannot open shared object file"));
+    (!is_absent).then_some(text)
 }
 
 /// A library that is asked for.
@@ -223,7 +229,8 @@ mod tests {
         let wanted = Wanted { what: "a thing", names: &["libnone.so.1"], help: "get one" };
         let found = Libraries::only([folder.path().to_owned()]).load(&wanted);
         let error = found.err().unwrap().to_string();
-        assert!(error.contains("libnone.so.1: ") && error.ends_with("; get one"), "{error}");
+        assert!(error.starts_with("a thing (libnone.so.1) that can be loaded ("), "{error}");
+        assert!(error.ends_with(") was not found; get one"), "{error}");
         assert_eq!(error.lines().count(), 1);
     }
 }
