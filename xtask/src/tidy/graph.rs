@@ -57,7 +57,7 @@ const CRATES: &[Crate] = &[
     known("model-config", 0, "shared", &[]),
     known("batch-layout", 0, "device", &[]),
     known("gpu-runtime", 0, "device", &[]),
-    known("gpu-kernels", 1, "device", &["gpu-runtime"]),
+    known("gpu-kernels", 1, "device", &["gpu-runtime", "model-config"]),
     known("kernels", 0, "device", &[]),
     known("torch-ext", 0, "device", &[]),
     known("sampler", 1, "device", &["engine-types", "torch-ext"]),
