@@ -122,8 +122,8 @@ pub struct MlaBatch<'a, E> {
     pub rows_per_seq: usize,
 }
 
-/// `out[t, h] = sum_p softmax_p(scale * (q_latent[t, h] . c_p + q_pe[t, h] . k_pe_p)) c_p`, over the
-/// keys `0..=position` of the row's sequence or its selection.
+/// `out[t, h] = sum_p softmax_p(scale * (q_latent[t, h] . c_p + q_pe[t, h] . k_pe_p)) c_p`, over
+/// the keys `0..=position` of the row's sequence or its selection.
 #[derive(Debug)]
 pub struct Mla<E> {
     sizes: MlaSizes,
@@ -176,6 +176,12 @@ impl<E: GemmElement> Mla<E> {
         Ok(Self { sizes, splits, plain, tiles, _element: PhantomData })
     }
 
+    /// The sizes of the layer.
+    #[must_use]
+    pub fn sizes(&self) -> MlaSizes {
+        self.sizes
+    }
+
     /// Elements of scratch for passes of up to `n_seqs` sequences of up to `max_kv_len` tokens.
     #[must_use]
     pub fn scratch_len(&self, n_seqs: usize, max_kv_len: usize) -> usize {
@@ -183,8 +189,8 @@ impl<E: GemmElement> Mla<E> {
         n_rows * self.splits.n_parts(max_kv_len) * (self.sizes.kv_lora_rank + 2)
     }
 
-    /// Writes `out`, `[n_rows, n_heads, kv_lora_rank]`. Scores, softmax and sums are f32; a row that
-    /// selects nothing is zero; padding is not written.
+    /// Writes `out`, `[n_rows, n_heads, kv_lora_rank]`. Scores, softmax and sums are f32; a row
+    /// that selects nothing is zero; padding is not written.
     ///
     /// # Errors
     ///
@@ -246,7 +252,10 @@ impl<E: GemmElement> Mla<E> {
         assert_eq!(batch.q_latent.len(), n_rows * n_heads * kv_lora_rank, "q_latent is [T, H, R]");
         assert_eq!(batch.q_pe.len(), n_rows * n_heads * rope_dim, "q_pe is [T, H, rope_dim]");
         assert_eq!(out.len(), n_rows * n_heads * kv_lora_rank, "out is [T, H, kv_lora_rank]");
-        assert!(batch.cache.len().is_multiple_of(kv_lora_rank + rope_dim), "cache is [slots, width]");
+        assert!(
+            batch.cache.len().is_multiple_of(kv_lora_rank + rope_dim),
+            "cache is [slots, width]"
+        );
         let topk = batch.selection.map_or(0, |keys| {
             assert_eq!(keys.counts.len(), n_rows, "counts is [n_rows]");
             assert!(keys.indices.len().is_multiple_of(n_rows), "indices is [n_rows, topk]");

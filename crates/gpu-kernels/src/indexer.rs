@@ -29,7 +29,8 @@ pub struct IndexBatch<'a, E> {
     pub cache: View<'a, E>,
     /// Rows and block tables.
     pub rows: PagedRows<'a>,
-    /// A bound of what `kv_len` says; no key from there on is looked at. It sizes grids and scratch.
+    /// A bound of what `kv_len` says; no key from there on is looked at. It sizes grids and
+    /// scratch.
     pub max_kv_len: usize,
 }
 
@@ -75,8 +76,7 @@ impl<E: GemmElement> Indexer<E> {
         let IndexSizes { n_heads, head_dim, topk } = sizes;
         assert!((1..=64).contains(&n_heads) && topk > 0, "sizes are in range");
         assert!((8..=128).contains(&head_dim) && head_dim.is_multiple_of(8), "head_dim is valid");
-        let defines =
-            [("INDEX_HEADS", n_heads.to_string()), ("INDEX_DIM", head_dim.to_string())];
+        let defines = [("INDEX_HEADS", n_heads.to_string()), ("INDEX_DIM", head_dim.to_string())];
         let module = build::<E>(gpu, ("indexer.cu", include_str!("cu/indexer.cu")), &defines)?;
         let has_tiles = has_matrix_unit::<E>(gpu) && head_dim.is_multiple_of(16);
         let scores = if has_tiles { "index_scores" } else { "index_scores_plain" };

@@ -67,18 +67,26 @@ macro_rules! kernel_table {
     };
 }
 
+mod attention;
 mod check;
 mod elementwise;
+mod indexer;
 mod moe;
 mod norms;
 mod rope;
 mod router;
+mod sampling;
+mod step;
 
+pub use attention::{Mla, MlaBatch, MlaSizes, PagedRows, SelectedKeys, Splits};
 pub use check::PassRows;
+pub use indexer::{IndexBatch, IndexSizes, Indexer, SelectionMut};
 pub use moe::{ExpertSum, Experts, MoeScratch, Routing};
 pub use norms::{MtpInput, Norm};
 pub use rope::{Heads, IndexKeys, MlaLatents, RopeTable};
 pub use router::{RouterScratch, RouterWeights, RoutingMut};
+pub use sampling::{AcceptedRuns, Sampling, Windows};
+pub use step::{Emitted, NextState, RowsMut, Slots, Step};
 
 /// The sources of a module. The first one includes the others, in their order.
 const SOURCES: &[(&str, &str)] = &[

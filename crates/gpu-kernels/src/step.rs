@@ -251,7 +251,11 @@ impl<'a> Slots<'a> {
         assert!(self.block_tables.len().is_multiple_of(n_slots), "tables are [n_slots, stride]");
         assert_eq!(rows.row_start.len(), n_slots + 1, "row_start is [n_slots + 1]");
         for array in [&rows.row_pos, &rows.row_seq, &rows.row_slot, &rows.ids] {
-            assert_eq!(array.len(), n_slots * rows_per_slot, "an array of rows is too short or long");
+            assert_eq!(
+                array.len(),
+                n_slots * rows_per_slot,
+                "an array of rows is too short or long"
+            );
         }
         n_slots
     }

@@ -9,7 +9,7 @@ use rand::{Rng, RngExt};
 use rand_chacha::ChaCha8Rng;
 
 /// An element of weights, activations and caches.
-pub trait Elem: GemmElement + PartialEq + std::fmt::Debug {
+pub(crate) trait Elem: GemmElement + PartialEq + std::fmt::Debug {
     const NAME: &'static str;
     /// What an error may be, relative to the largest value of a row.
     const TOLERANCE: f64;
@@ -41,29 +41,29 @@ impl Elem for bf16 {
 
 /// A sequence of a pass: tokens with KV before it, rows, and padding rows behind them.
 #[derive(Clone, Copy, Debug)]
-pub struct Seq {
-    pub n_computed: usize,
-    pub n_query: usize,
-    pub n_padding: usize,
+pub(crate) struct Seq {
+    pub(crate) n_computed: usize,
+    pub(crate) n_query: usize,
+    pub(crate) n_padding: usize,
 }
 
 /// The arrays of a pass on the host.
 #[derive(Clone, Debug)]
-pub struct Batch {
-    pub seqs: Vec<Seq>,
-    pub row_pos: Vec<i32>,
-    pub row_seq: Vec<i32>,
-    pub row_start: Vec<i32>,
-    pub kv_len: Vec<i32>,
-    pub tables: Vec<i32>,
-    pub stride: usize,
-    pub block_size: usize,
-    pub n_slots: usize,
+pub(crate) struct Batch {
+    pub(crate) seqs: Vec<Seq>,
+    pub(crate) row_pos: Vec<i32>,
+    pub(crate) row_seq: Vec<i32>,
+    pub(crate) row_start: Vec<i32>,
+    pub(crate) kv_len: Vec<i32>,
+    pub(crate) tables: Vec<i32>,
+    pub(crate) stride: usize,
+    pub(crate) block_size: usize,
+    pub(crate) n_slots: usize,
 }
 
 impl Batch {
     /// Lays sequences out over shuffled blocks, of which as many again belong to nobody.
-    pub fn new(rng: &mut ChaCha8Rng, seqs: &[Seq], block_size: usize) -> Self {
+    pub(crate) fn new(rng: &mut ChaCha8Rng, seqs: &[Seq], block_size: usize) -> Self {
         let blocks = |seq: &Seq| (seq.n_computed + seq.n_query).div_ceil(block_size);
         let stride = seqs.iter().map(blocks).max().unwrap_or(0) + 1;
         let n_blocks = 2 * seqs.iter().map(blocks).sum::<usize>();
@@ -97,32 +97,32 @@ impl Batch {
     }
 
     /// The pass of one sequence alone, over the same caches.
-    pub fn alone(&self, seq: usize) -> Self {
+    pub(crate) fn alone(&self, seq: usize) -> Self {
         let table = self.tables[seq * self.stride..][..self.stride].to_vec();
         let sizes = (self.stride, self.block_size, self.n_slots);
         Self::with_tables(&self.seqs[seq..=seq], table, sizes)
     }
 
     /// The rows of a sequence, padding included.
-    pub fn rows_of(&self, seq: usize) -> std::ops::Range<usize> {
+    pub(crate) fn rows_of(&self, seq: usize) -> std::ops::Range<usize> {
         self.row_start[seq] as usize..self.row_start[seq + 1] as usize
     }
 
-    pub fn n_rows(&self) -> usize {
+    pub(crate) fn n_rows(&self) -> usize {
         self.row_pos.len()
     }
 
-    pub fn max_kv_len(&self) -> usize {
+    pub(crate) fn max_kv_len(&self) -> usize {
         self.kv_len.iter().copied().max().unwrap_or(0) as usize
     }
 
-    pub fn slot(&self, seq: usize, pos: usize) -> usize {
+    pub(crate) fn slot(&self, seq: usize, pos: usize) -> usize {
         let block = self.tables[seq * self.stride + pos / self.block_size];
         block as usize * self.block_size + pos % self.block_size
     }
 
     /// A cache of rows of `width`: random where a sequence has tokens, NaN everywhere else.
-    pub fn cache<E: Elem>(&self, rng: &mut ChaCha8Rng, width: usize) -> Vec<E> {
+    pub(crate) fn cache<E: Elem>(&self, rng: &mut ChaCha8Rng, width: usize) -> Vec<E> {
         let mut cache = vec![E::of(f32::NAN); self.n_slots * width];
         for (seq, &len) in self.kv_len.iter().enumerate() {
             for pos in 0..len as usize {
@@ -135,7 +135,7 @@ impl Batch {
 }
 
 /// The arrays on the device.
-pub struct Uploaded {
+pub(crate) struct Uploaded {
     row_pos: Buffer<i32>,
     row_seq: Buffer<i32>,
     row_start: Buffer<i32>,
@@ -145,7 +145,7 @@ pub struct Uploaded {
 }
 
 impl Uploaded {
-    pub fn new(stream: &Stream, batch: &Batch) -> Result<Self> {
+    pub(crate) fn new(stream: &Stream, batch: &Batch) -> Result<Self> {
         Ok(Self {
             row_pos: upload(stream, &batch.row_pos)?,
             row_seq: upload(stream, &batch.row_seq)?,
@@ -156,7 +156,7 @@ impl Uploaded {
         })
     }
 
-    pub fn rows(&self) -> PagedRows<'_> {
+    pub(crate) fn rows(&self) -> PagedRows<'_> {
         PagedRows {
             row_pos: self.row_pos.view(),
             row_seq: self.row_seq.view(),
@@ -168,21 +168,26 @@ impl Uploaded {
     }
 }
 
-pub fn upload<T: Pod>(stream: &Stream, values: &[T]) -> Result<Buffer<T>> {
+pub(crate) fn upload<T: Pod>(stream: &Stream, values: &[T]) -> Result<Buffer<T>> {
     let mut buffer = stream.gpu().alloc(values.len())?;
     stream.upload(values, &mut buffer)?;
     Ok(buffer)
 }
 
 /// A buffer whose bytes are all `byte`: 0xff for NaN and -1.
-pub fn poisoned<T: Pod>(gpu: &Gpu, stream: &Stream, n: usize, byte: u8) -> Result<Buffer<T>> {
+pub(crate) fn poisoned<T: Pod>(
+    gpu: &Gpu,
+    stream: &Stream,
+    n: usize,
+    byte: u8,
+) -> Result<Buffer<T>> {
     let mut buffer = gpu.alloc(n)?;
     stream.fill_bytes(&mut buffer, byte)?;
     Ok(buffer)
 }
 
 /// Runs `work` over `0..n` on all processors and returns the results in order.
-pub fn parallel<T: Send>(n: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+pub(crate) fn parallel<T: Send>(n: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let work = &work;
     let mut out: Vec<(usize, T)> = std::thread::scope(|scope| {
@@ -196,12 +201,12 @@ pub fn parallel<T: Send>(n: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
 }
 
 /// A normal number of mean 0 and deviation 1, nearly: the sum of 12 uniform ones.
-pub fn normal(rng: &mut ChaCha8Rng) -> f32 {
+pub(crate) fn normal(rng: &mut ChaCha8Rng) -> f32 {
     (0..4).map(|_| rng.random::<f32>() - 0.5).sum::<f32>() * 3f32.sqrt()
 }
 
 /// A mixture of prefill chunks, windows and decodes.
-pub fn ragged(rng: &mut ChaCha8Rng, n_seqs: usize, max_context: usize) -> Vec<Seq> {
+pub(crate) fn ragged(rng: &mut ChaCha8Rng, n_seqs: usize, max_context: usize) -> Vec<Seq> {
     let seq = |at: usize| Seq {
         n_computed: if at == 0 { 0 } else { rng.random_range(0..max_context) },
         n_query: if at == 0 { 1 } else { rng.random_range(1..=9) },

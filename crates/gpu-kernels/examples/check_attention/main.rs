@@ -1,0 +1,49 @@
+//! Checks attention, indexer, sampling and step state on the GPU against plain definitions: ragged
+//! random batches, caches that are NaN where nothing valid is, poisoned outputs.
+//!
+//! `check_attention [DEVICE]`, `cuda` by default. Ends with an error at the first fault.
+
+#![expect(clippy::print_stdout, reason = "its result goes to standard output")]
+
+mod batch;
+mod index;
+mod mla;
+mod sample;
+mod steps;
+
+use anyhow::{Context, Result};
+use gpu_kernels::{IndexSizes, MlaSizes};
+use gpu_runtime::{Gpu, Stream};
+use half::bf16;
+
+use batch::Elem;
+
+fn main() -> Result<()> {
+    let choice = std::env::args().nth(1).unwrap_or_else(|| "cuda".into());
+    let gpu = Gpu::open(&choice.parse()?)?.context("no GPU")?;
+    println!("{} ({})", gpu.info().name, gpu.info().arch);
+    let stream = gpu.stream()?;
+    check::<bf16>(&stream)?;
+    check::<f32>(&stream)?;
+    println!("everything holds");
+    Ok(())
+}
+
+fn check<E: Elem>(stream: &Stream) -> Result<()> {
+    sample::check::<E>(stream)?;
+    steps::check::<E>(stream)?;
+    for sizes in [
+        IndexSizes { n_heads: 4, head_dim: 32, topk: 64 },
+        IndexSizes { n_heads: 32, head_dim: 128, topk: 2048 },
+        IndexSizes { n_heads: 64, head_dim: 128, topk: 512 },
+    ] {
+        index::check::<E>(stream, sizes)?;
+    }
+    for (n_heads, kv_lora_rank, rope_dim, topk) in
+        [(4, 64, 16, 64), (16, 512, 64, 2048), (128, 512, 64, 300)]
+    {
+        let scale = 1.0 / ((kv_lora_rank + rope_dim) as f32).sqrt();
+        mla::check::<E>(stream, MlaSizes { n_heads, kv_lora_rank, rope_dim, scale }, topk)?;
+    }
+    Ok(())
+}
