@@ -12,7 +12,7 @@ use half::bf16;
 
 use crate::driver::Handle;
 use crate::error::invalid;
-use crate::library::{Entry, Wanted, c_table};
+use crate::library::{Entry, Loaded, Wanted, c_table};
 use crate::memory::{Allocation, Kept};
 use crate::{Api, Buffer, Gpu, GpuError, Pod, Stream, View, ViewMut};
 
@@ -255,13 +255,19 @@ const ROCM: Codes = Codes {
 /// The library chooses its algorithm by the shape: a row's result may depend on the number of rows
 /// in its last bits. It may be sent to another thread, but one thread at a time uses it.
 pub struct Blas {
+    open: Arc<Open>,
+    stream: Stream,
+    _not_sync: PhantomData<Cell<()>>,
+}
+
+/// The library's state, which captured products use as well.
+struct Open {
+    gpu: Gpu,
     table: BlasTable,
     gemm: Entry<GemmEx>,
     gemm_batched: Entry<GemmStridedBatchedEx>,
     handle: Handle,
-    stream: Stream,
     workspace: Option<Buffer<u8>>,
-    _not_sync: PhantomData<Cell<()>>,
 }
 
 impl fmt::Debug for Blas {
@@ -313,34 +319,11 @@ impl Blas {
         let mut handle = Handle::NULL;
         // SAFETY: the handle is written where it points.
         unsafe { table.create(&mut handle) }?;
-        let (stream, workspace) = (stream.clone(), None);
-        let mut blas =
-            Self { table, gemm, gemm_batched, handle, stream, workspace, _not_sync: PhantomData };
-        // SAFETY: handle and stream live, and `blas` keeps the stream.
-        unsafe { blas.table.set_stream(handle, blas.stream.0.raw) }?;
-        let name = ["cublasSetMathMode", "hipblasSetMathMode"][api as usize];
-        // SAFETY: the type is that of the vendor's header for this name.
-        let set: Entry<SetMathMode> = unsafe { library.first_function([name, name])? };
-        // SAFETY: the handle lives.
-        blas.table.check(set.name, unsafe { (set.call)(handle, codes(api).math_mode) })?;
-        let name = ["cublasSetWorkspace_v2", "hipblasSetWorkspace"][api as usize];
-        // SAFETY: the type is that of the vendor's header for this name.
-        match unsafe { library.first_function::<SetWorkspace>([name, name]) } {
-            Ok(set) => blas.give_workspace(set)?,
-            Err(_) if api == Api::Rocm => {}
-            Err(error) => return Err(error),
-        }
-        Ok(blas)
-    }
-
-    /// Comes after `set_stream`, which takes the workspace away.
-    fn give_workspace(&mut self, set: Entry<SetWorkspace>) -> Result<(), GpuError> {
-        let workspace = self.stream.gpu().alloc::<u8>(WORKSPACE_BYTES)?;
-        let at = ptr::without_provenance_mut(workspace.ptr().address() as usize);
-        // SAFETY: the handle lives, and `self` keeps the workspace as long.
-        self.table.check(set.name, unsafe { (set.call)(self.handle, at, WORKSPACE_BYTES) })?;
-        self.workspace = Some(workspace);
-        Ok(())
+        let (gpu, workspace) = (gpu.clone(), None);
+        let mut open = Open { gpu, table, gemm, gemm_batched, handle, workspace };
+        open.prepare(&library, api, stream)?;
+        let stream = stream.clone();
+        Ok(Self { open: Arc::new(open), stream, _not_sync: PhantomData })
     }
 
     /// Queues products on the stream. Without a row, an output or a batch there is nothing to do.
@@ -363,20 +346,21 @@ impl Blas {
         let (x, w, out) = (&gemm.x.0, &gemm.w.0, &gemm.out.0);
         let [ld_x, ld_w, ld_out] = [x, w, out].map(|operand| int("row stride", operand.row_stride));
         let (ld_x, ld_w, ld_out) = (ld_x?, ld_w?, ld_out?);
-        let codes = codes(self.stream.gpu().info().api);
+        let open = &*self.open;
+        let codes = codes(open.gpu.info().api);
         // The library is column-major: it sees the transpose of each row-major matrix. So it
         // computes outᵀ = wᵀ-or-w · xᵀ, where `out` and `x` need nothing done.
         let op_w = match gemm.layout {
             WeightLayout::OutIn => codes.transpose,
             WeightLayout::InOut => codes.no_transpose,
         };
-        let (h, op_x, alpha, beta) = (self.handle, codes.no_transpose, &gemm.alpha, &gemm.beta);
+        let (h, op_x, alpha, beta) = (open.handle, codes.no_transpose, &gemm.alpha, &gemm.beta);
         let (wa, wt, xa, xt) = (w.address, w.dtype.code(), x.address, x.dtype.code());
         let (oa, ot) = (out.address, out.dtype.code());
         let (f32_sums, algorithm) = (codes.compute_f32, codes.default_algorithm);
         self.stream.enter()?;
         let (name, status) = if n_batches == 1 {
-            let f = self.gemm;
+            let f = open.gemm;
             // SAFETY: the matrices lie in their memory, which is freed after its use on the stream.
             let status = unsafe {
                 (f.call)(
@@ -386,7 +370,7 @@ impl Blas {
             };
             (f.name, status)
         } else {
-            let f = self.gemm_batched;
+            let f = open.gemm_batched;
             let n_batches = int("n_batches", n_batches)?;
             let [sw, sx, so] = [w, x, out].map(|operand| operand.batch_stride as i64);
             // SAFETY: as above.
@@ -398,19 +382,44 @@ impl Blas {
             };
             (f.name, status)
         };
-        self.table.check(name, status)?;
+        open.table.check(name, status)?;
         self.stream.keep(|| {
-            let workspace = self.workspace.as_ref().map(|buffer| buffer.view().memory());
-            let used = [x.memory, w.memory, out.memory].into_iter().chain(workspace);
-            used.map(|memory| memory.clone() as Kept).collect::<Vec<_>>()
+            let used = [x.memory, w.memory, out.memory].map(|memory| memory.clone() as Kept);
+            used.into_iter().chain([self.open.clone() as Kept])
         });
         Ok(())
     }
 }
 
-impl Drop for Blas {
+impl Open {
+    fn prepare(&mut self, library: &Loaded, api: Api, stream: &Stream) -> Result<(), GpuError> {
+        // SAFETY: both live, and `Blas` keeps the stream.
+        unsafe { self.table.set_stream(self.handle, stream.0.raw) }?;
+        let name = ["cublasSetMathMode", "hipblasSetMathMode"][api as usize];
+        // SAFETY: the type is that of the vendor's header for this name.
+        let set: SetMathMode = unsafe { library.function(name)? };
+        // SAFETY: the handle lives.
+        self.table.check(name, unsafe { set(self.handle, codes(api).math_mode) })?;
+        // After the stream, which takes a workspace away.
+        let name = ["cublasSetWorkspace_v2", "hipblasSetWorkspace"][api as usize];
+        // SAFETY: the type is that of the vendor's header for this name.
+        let set: SetWorkspace = match unsafe { library.function(name) } {
+            Ok(set) => set,
+            Err(_) if api == Api::Rocm => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let workspace = self.gpu.alloc::<u8>(WORKSPACE_BYTES)?;
+        let at = ptr::without_provenance_mut(workspace.ptr().address() as usize);
+        // SAFETY: the handle lives, and `self` keeps the workspace as long.
+        self.table.check(name, unsafe { set(self.handle, at, WORKSPACE_BYTES) })?;
+        self.workspace = Some(workspace);
+        Ok(())
+    }
+}
+
+impl Drop for Open {
     fn drop(&mut self) {
-        if self.stream.enter().is_ok() {
+        if self.gpu.enter().is_ok() {
             // SAFETY: created in `Blas::new` and destroyed here alone.
             let _ = unsafe { self.table.destroy(self.handle) };
         }

@@ -70,6 +70,10 @@ impl Compiler {
         let mut version = (0, 0);
         // SAFETY: both numbers are written where they point.
         unsafe { rtc.version(&mut version.0, &mut version.1) }?;
+        if api == Api::Cuda {
+            // NVRTC opens it by name and would not look in its own folder.
+            library.load_beside(&format!("libnvrtc-builtins.so.{}.{}", version.0, version.1));
+        }
         Ok(Self { rtc, api, version })
     }
 

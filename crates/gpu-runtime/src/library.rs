@@ -3,7 +3,7 @@
 use std::env;
 use std::error::Error;
 use std::ffi::{CStr, c_char, c_int};
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::path::{Path, PathBuf};
 
 use libloading::Library;
@@ -81,6 +81,15 @@ pub(crate) struct Loaded {
 impl Loaded {
     fn new(library: Library, file: &Path) -> Self {
         Self { library: ManuallyDrop::new(library), name: file.display().to_string() }
+    }
+
+    /// Loads another library from the same folder, if it is there, so that the loader finds it by
+    /// its name when this one asks for it.
+    pub(crate) fn load_beside(&self, name: &str) {
+        let file = Path::new(&self.name).with_file_name(name);
+        if let Some(library) = file.exists().then(|| open(&file).ok()).flatten() {
+            mem::forget(library);
+        }
     }
 
     /// A function by its name, without a check of its type.

@@ -57,6 +57,15 @@ const CRATES: &[Crate] = &[
     known("model-config", 0, "shared", &[]),
     known("batch-layout", 0, "device", &[]),
     known("gpu-runtime", 0, "device", &[]),
+    known(
+        "gpu-model",
+        4,
+        "device",
+        &[
+            "gpu-kernels", "gpu-runtime", "batch-layout", "model-config", "nn-layers", "torch-ext",
+            "weights",
+        ],
+    ),
     known("gpu-kernels", 1, "device", &["gpu-runtime", "model-config"]),
     known("kernels", 0, "device", &[]),
     known("torch-ext", 0, "device", &[]),

@@ -152,8 +152,8 @@ fn compile_only_makes_machine_code_without_a_gpu() {
     let program = Program { name: "k", sources: &sources, defines: &defines };
     for (api, arch) in [(Api::Cuda, "sm_90"), (Api::Rocm, "gfx942"), (Api::Rocm, "gfx90a")] {
         match Compiler::load(api, &Libraries::system()) {
-            Err(GpuError::MissingLibrary { what, .. }) => {
-                eprintln!("not tested for {arch}: no {what}");
+            Err(error @ GpuError::MissingLibrary { .. }) => {
+                eprintln!("not tested for {arch}: {error}");
             }
             Err(other) => panic!("{other}"),
             Ok(_) => {
