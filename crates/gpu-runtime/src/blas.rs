@@ -287,6 +287,9 @@ impl Blas {
     /// [`GpuError::MissingLibrary`] where it is not installed; a failure of the library; no room
     /// for the workspace.
     pub fn new(gpu: &Gpu, stream: &Stream) -> Result<Self, GpuError> {
+        if !gpu.is(stream.gpu()) {
+            return invalid("the stream is of another device");
+        }
         let api = gpu.info().api;
         let library = gpu.options().libraries.load(match api {
             Api::Cuda => &Wanted {

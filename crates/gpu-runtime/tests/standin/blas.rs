@@ -144,6 +144,31 @@ fn matrices_outside_their_memory_are_refused() {
 }
 
 #[test]
+fn a_graph_keeps_the_library_that_it_was_captured_with() {
+    let standin = Standin::new(Api::Cuda).with_room_for_blas();
+    let setup = setup(&standin);
+    let (x, w) = (setup.put(&[1.0; 6], |x| x), setup.put(&[1.0; 6], |x| x));
+    let mut out = setup.put(&[0.0; 4], |x| x);
+    let gemm = Gemm {
+        n_rows: 2,
+        n_out: 2,
+        n_in: 3,
+        n_batches: 1,
+        x: Matrix::new(&x, 3, 0),
+        w: Matrix::new(&w, 3, 0),
+        layout: WeightLayout::OutIn,
+        out: MatrixMut::new(&mut out, 2, 0),
+        alpha: 1.0,
+        beta: 0.0,
+    };
+    let graph = setup.stream.capture(|_| setup.blas.gemm(&gemm)).unwrap();
+    drop((setup, x, w, out));
+    assert_eq!((standin.calls("cublasDestroy_v2"), standin.calls("cuMemFree_v2")), (0, 0));
+    drop(graph);
+    assert_eq!((standin.calls("cublasDestroy_v2"), standin.live()), (1, 0));
+}
+
+#[test]
 fn failures_of_the_library_are_told() {
     let standin = Standin::new(Api::Cuda).with_room_for_blas();
     let setup = setup(&standin);
@@ -156,7 +181,10 @@ fn failures_of_the_library_are_told() {
         let error = Blas::new(&setup.gpu, &setup.stream).unwrap_err().to_string();
         assert_eq!(error, format!("{name} failed: stand-in: BLAS (code 3)"));
     }
-    drop(setup);
+    let other = standin.open().stream().unwrap();
+    let error = Blas::new(&setup.gpu, &other).unwrap_err().to_string();
+    assert_eq!(error, "the stream is of another device");
+    drop((setup, other));
     assert_eq!(standin.live(), 0);
 
     let gpu = Standin::new(Api::Cuda).without("blas").open();
