@@ -192,15 +192,19 @@ DEVICE void down(const int* tiles, const int* n_tiles, const elem_t* act, int in
 
 }  // namespace moe_gemm
 
+// Two blocks of a multiprocessor hide each other's waits.
+#define MOE_KERNEL(TILE) \
+    extern "C" __global__ void __launch_bounds__(moe_gemm::TILE::THREADS, 2)
+
 #define MOE_GEMM(NAME, TILE)                                                                     \
-    KERNEL(moe_gemm::TILE::THREADS)                                                              \
+    MOE_KERNEL(TILE)                                                                             \
     moe_gate_up_##NAME(const int* tiles, const int* n_tiles, const int* pair_of, int top_k,      \
                        const elem_t* x, int hidden, const elem_t* weight, int inner,             \
                        elem_t* act) {                                                            \
         moe_gemm::gate_up<moe_gemm::TILE>(tiles, n_tiles, pair_of, top_k, x, hidden, weight,     \
                                           inner, act);                                           \
     }                                                                                            \
-    KERNEL(moe_gemm::TILE::THREADS)                                                              \
+    MOE_KERNEL(TILE)                                                                             \
     moe_down_##NAME(const int* tiles, const int* n_tiles, const elem_t* act, int inner,          \
                     const elem_t* weight, int hidden, elem_t* out) {                             \
         moe_gemm::down<moe_gemm::TILE>(tiles, n_tiles, act, inner, weight, hidden, out);         \
