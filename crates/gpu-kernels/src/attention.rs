@@ -329,10 +329,18 @@ fn mla_module<E: GemmElement>(gpu: &Gpu, sizes: MlaSizes) -> Result<Module, GpuE
 /// Compiles a source behind `portable.cuh` and `paged.cuh`.
 pub(crate) fn build<E: GemmElement>(
     gpu: &Gpu,
-    (name, text): (&str, &str),
+    source: (&str, &str),
     defines: &[(&str, String)],
 ) -> Result<Module, GpuError> {
-    let is_bf16 = u8::from(E::DTYPE == DType::Bf16);
+    with_program(E::DTYPE, source, defines, |program| gpu.compile(program))
+}
+
+fn with_program<T>(
+    dtype: DType,
+    (name, text): (&str, &str),
+    defines: &[(&str, String)],
+    compile: impl FnOnce(&Program<'_>) -> T,
+) -> T {
     let all = ["portable.cuh", "paged.cuh", name].map(|name| format!("#include \"{name}\"\n"));
     let all = all.concat();
     let sources = [
@@ -342,8 +350,8 @@ pub(crate) fn build<E: GemmElement>(
         (name, text),
     ];
     let mut defines = defines.to_vec();
-    defines.push(("TANDEM_BF16", is_bf16.to_string()));
-    gpu.compile(&Program { name, sources: &sources, defines: &defines })
+    defines.push(("TANDEM_BF16", u8::from(dtype == DType::Bf16).to_string()));
+    compile(&Program { name, sources: &sources, defines: &defines })
 }
 
 /// Whether the kernels that need bf16 matrix products of the device are there.
@@ -360,4 +368,40 @@ pub(crate) fn as_i32(value: usize) -> i32 {
 
 pub(crate) fn as_u32(value: usize) -> u32 {
     u32::try_from(value).expect("sizes are below 2^32")
+}
+
+#[cfg(test)]
+mod tests {
+    use gpu_runtime::compile_only;
+
+    use super::*;
+
+    /// Every source compiles, where a compiler is at hand: on an architecture with the matrix unit
+    /// and on one without, at sizes that fill its tiles and at sizes that do not.
+    #[test]
+    fn sources_compile() {
+        let sources = [
+            ("attention.cu", include_str!("cu/attention.cu")),
+            ("indexer.cu", include_str!("cu/indexer.cu")),
+            ("sampling.cu", include_str!("cu/sampling.cu")),
+            ("step.cu", include_str!("cu/step.cu")),
+        ];
+        let sizes = [[512, 64, 32, 128], [64, 16, 4, 32], [40, 8, 3, 24]];
+        for (source, sizes) in sources.iter().flat_map(|s| sizes.map(|sizes| (*s, sizes))) {
+            let names = ["KV_LORA", "ROPE", "INDEX_HEADS", "INDEX_DIM"];
+            let defines: Vec<_> = names.into_iter().zip(sizes.map(|n| n.to_string())).collect();
+            for (dtype, arch) in
+                [(DType::Bf16, "sm_90"), (DType::F32, "sm_90"), (DType::Bf16, "sm_75")]
+            {
+                let code = with_program(dtype, source, &defines, |program| {
+                    compile_only(Api::Cuda, arch, program)
+                });
+                match code {
+                    Ok(code) => assert!(!code.is_empty()),
+                    Err(GpuError::MissingLibrary { .. }) => return,
+                    Err(error) => panic!("{} for {arch}: {error}", source.0),
+                }
+            }
+        }
+    }
 }

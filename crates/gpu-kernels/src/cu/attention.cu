@@ -104,7 +104,10 @@ DEVICE void mla_tile(const Mla& a) {
     __syncthreads();
     int most = -1;
     for (int m = 0; m < M; m++) most = max(most, visible_s[m]);
-    if (most < 0) return;
+    if (most < 0) {
+        copy_wait<0>();
+        return;
+    }
     const int end = min(min(begin + split, len), most);
     const int n_tiles = max(0, (end - begin + KEYS - 1) / KEYS);
 

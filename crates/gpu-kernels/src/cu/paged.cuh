@@ -15,7 +15,7 @@ DEVICE long long slot_of(const Blocks& blocks, int seq, int pos) {
     if (block >= blocks.stride) return -1;
     const long long id = blocks.table[(long long)seq * blocks.stride + block];
     const long long slot = id * blocks.size + (pos - block * blocks.size);
-    return slot < blocks.n_slots ? slot : -1;
+    return id >= 0 && slot < blocks.n_slots ? slot : -1;
 }
 
 // A tile of up to `tile` rows of one sequence. The rows of sequences are cut into tiles
