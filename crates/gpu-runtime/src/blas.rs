@@ -453,8 +453,11 @@ fn check(gemm: &Gemm<'_>) -> Result<(), GpuError> {
     x.check("x", n_batches, [n_rows, n_in])?;
     w.check("w", n_batches, w_shape)?;
     out.check("out", n_batches, [n_rows, n_out])?;
-    let is_apart = out.batch_stride >= n_out.max(1);
-    if n_batches > 1 && !is_apart {
+    // One batch behind another, or the batches side by side in each row.
+    let end = |n: usize, stride: usize| (n - 1) * stride + n_out;
+    let is_behind = out.batch_stride >= end(n_rows, out.row_stride);
+    let is_beside = out.batch_stride >= n_out && out.row_stride >= end(n_batches, out.batch_stride);
+    if n_batches > 1 && !is_behind && !is_beside {
         return invalid("the outputs of the batches overlap");
     }
     Ok(())

@@ -35,6 +35,31 @@ impl Setup {
     }
 }
 
+#[test]
+fn batches_may_lie_side_by_side_but_not_on_each_other() {
+    let standin = Standin::new(Api::Cuda).with_room_for_blas();
+    let setup = setup(&standin);
+    let (x, w) = (setup.put(&[1.0; 6], |x| x), setup.put(&[1.0; 6], |x| x));
+    for (row, batch, is_fine) in [(4, 2, true), (2, 4, true), (2, 2, false), (3, 2, false)] {
+        let mut out = setup.put(&[0.0; 8], |x| x);
+        let gemm = Gemm {
+            n_rows: 2,
+            n_out: 2,
+            n_in: 3,
+            n_batches: 2,
+            x: Matrix::new(&x, 3, 0),
+            w: Matrix::new(&w, 3, 0),
+            layout: WeightLayout::OutIn,
+            out: MatrixMut::new(&mut out, row, batch),
+            alpha: 1.0,
+            beta: 0.0,
+        };
+        assert_eq!(setup.blas.gemm(&gemm).is_ok(), is_fine, "strides {row} and {batch}");
+        let expected = if is_fine { 3.0 } else { 0.0 };
+        assert_eq!(setup.stream.download(&out).unwrap(), [expected; 8]);
+    }
+}
+
 /// A product of 2 batches of `[3, 4]` by 5 outputs, with gaps between rows and batches.
 fn check<T: GemmElement>(
     setup: &Setup,
