@@ -126,6 +126,7 @@ bits!(i32, u32::MAX, i32::cast_unsigned, f64::from);
 
 /// An element type that can be read back.
 pub(crate) trait Checked: Element + Bits {
+    const NAME: &'static str;
     /// Largest error of one rounding, relative to the value.
     const ROUNDING: f64;
 
@@ -135,10 +136,12 @@ pub(crate) trait Checked: Element + Bits {
 }
 
 impl Checked for f32 {
+    const NAME: &'static str = "f32";
     const ROUNDING: f64 = 6e-8;
 }
 
 impl Checked for bf16 {
+    const NAME: &'static str = "bf16";
     const ROUNDING: f64 = 1.0 / 256.0;
 }
 

@@ -94,19 +94,16 @@ impl Sizes {
 
 /// An element type, made of float32.
 pub(crate) trait Element: GemmElement {
-    const NAME: &'static str;
     fn of(value: f32) -> Self;
 }
 
 impl Element for f32 {
-    const NAME: &'static str = "f32";
     fn of(value: f32) -> Self {
         value
     }
 }
 
 impl Element for bf16 {
-    const NAME: &'static str = "bf16";
     fn of(value: f32) -> Self {
         Self::from_f32(value)
     }
