@@ -54,7 +54,7 @@ impl<'a, E: Checked> Batch<'a, E> {
     /// What the rows wrote to a cache, and what is in the slots of no row.
     pub(crate) fn of_slots<T: Bits>(&self, cache: &Buffer<T>) -> Result<Output> {
         let mut output = Output::new(self, cache, self.n_slots())?;
-        output.rows[1..].reverse();
+        output.rows[1..=self.rows.len()].reverse();
         let first = output.rows.remove(self.rows.len() + 1);
         let last = output.rows.remove(0);
         output.rows.extend([first, last]);
@@ -152,10 +152,17 @@ pub(crate) struct Output {
     poison: u32,
 }
 
-#[derive(Clone, PartialEq)]
+#[derive(Clone)]
 struct Row {
     bits: Vec<u32>,
     numbers: Vec<f64>,
+}
+
+/// Bit by bit: the NaNs of poison are equal.
+impl PartialEq for Row {
+    fn eq(&self, other: &Self) -> bool {
+        self.bits == other.bits
+    }
 }
 
 impl Output {
