@@ -60,11 +60,11 @@ pub fn parse<C: Parser>(
     let mut sources = Sources::default();
     if let Some((name, given)) = matches.subcommand()
         && let Some(command) = command.find_subcommand(name)
-        && let Ok(flag) = given.try_get_one::<PathBuf>("config")
+        && command.get_arguments().any(|arg| arg.get_id() == "config")
     {
         let mut variables = relevant(variables);
         let named = variables.remove(CONFIG_VARIABLE).filter(|_| name == SERVE);
-        let file = flag.cloned().or(named.map(PathBuf::from));
+        let file = given.get_one("config").cloned().or(named.map(PathBuf::from));
         let values = read(file.as_deref(), variables)?;
         for (key, value) in values {
             if !(name == SERVE || key.section == ENGINE) || !is_open(command, given, &key.name) {
