@@ -1,4 +1,4 @@
-//! The checkpoints that ship with the project, found by name.
+//! The checkpoints that ship with the project, and configurations for benches, found by name.
 //!
 //! **Owns** the folders under `checkpoints/` (see the README there) and the lookup of a model
 //! argument: a folder on disk, or a bundled name.
@@ -9,7 +9,7 @@
 //! never hides a folder of the same spelling.
 //!
 //! ```
-//! for name in ["tiny-dsv3", "tiny-glm52"] {
+//! for name in ["tiny-dsv3", "tiny-glm52", "glm52-lite"] {
 //!     let dir = bundled_checkpoints::resolve(name, None)?;
 //!     assert!(dir.join("config.json").is_file());
 //! }
@@ -21,6 +21,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 const NAMES: &[&str] = &["tiny-dsv3", "tiny-glm52"];
+const CONFIGURATIONS: &[&str] = &["dsv3-lite", "glm52-lite"];
 
 /// The names of the bundled checkpoints, sorted.
 #[must_use]
@@ -28,13 +29,24 @@ pub fn names() -> &'static [&'static str] {
     NAMES
 }
 
-/// The folder of a bundled checkpoint; `None` if there is no such name or its folder is not found.
+/// The names of the bundled configurations, sorted. Their folders have a `config.json` and neither
+/// weights nor a tokenizer.
+#[must_use]
+pub fn configurations() -> &'static [&'static str] {
+    CONFIGURATIONS
+}
+
+fn is_bundled(name: &str) -> bool {
+    NAMES.contains(&name) || CONFIGURATIONS.contains(&name)
+}
+
+/// The folder of a bundled checkpoint or configuration; `None` if there is no such name or its folder is not found.
 ///
 /// Looks in `search_root` if one is given; then in the workspace that this crate was built in;
 /// then in `checkpoints/` beside the running executable and in the folder above it.
 #[must_use]
 pub fn find(name: &str, search_root: Option<&Path>) -> Option<PathBuf> {
-    if !NAMES.contains(&name) {
+    if !is_bundled(name) {
         return None;
     }
     roots(search_root).into_iter().map(|root| root.join(name)).find(|dir| is_checkpoint(dir))
@@ -52,7 +64,7 @@ pub fn resolve(model: &str, search_root: Option<&Path>) -> Result<PathBuf, Resol
     if as_path.is_dir() {
         return Ok(as_path.to_path_buf());
     }
-    if !NAMES.contains(&model) {
+    if !is_bundled(model) {
         return Err(ResolveError::Unknown { model: model.to_owned() });
     }
     find(model, search_root).ok_or_else(|| ResolveError::NotFound {
@@ -97,8 +109,10 @@ impl fmt::Display for ResolveError {
         match self {
             Self::Unknown { model } => write!(
                 f,
-                "`{model}` is neither a checkpoint folder nor a bundled checkpoint ({})",
-                NAMES.join(", ")
+                "`{model}` is neither a checkpoint folder nor a bundled checkpoint ({}) nor a \
+                 bundled configuration ({})",
+                NAMES.join(", "),
+                CONFIGURATIONS.join(", ")
             ),
             Self::NotFound { name, searched } => {
                 write!(f, "the bundled checkpoint `{name}` is in none of")?;

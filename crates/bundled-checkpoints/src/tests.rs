@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn every_name_has_a_complete_folder_and_every_folder_a_name() {
-    assert!(names().is_sorted());
+    assert!(names().is_sorted() && configurations().is_sorted());
     for name in names() {
         let dir = find(name, None).unwrap();
         for file in ["config.json", "generation_config.json", "tokenizer.json"] {
@@ -15,10 +15,15 @@ fn every_name_has_a_complete_folder_and_every_folder_a_name() {
         assert!(dir.join("model.safetensors.index.json").is_file(), "{name} lacks weights");
         assert_eq!(resolve(name, None), Ok(dir));
     }
+    for name in configurations() {
+        let files = fs::read_dir(find(name, None).unwrap()).unwrap();
+        let files: Vec<_> = files.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(files, ["config.json"], "{name}");
+    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("checkpoints");
     let entries = fs::read_dir(root).unwrap().map(|entry| entry.unwrap());
     let n_folders = entries.filter(|entry| entry.path().is_dir()).count();
-    assert_eq!(n_folders, names().len());
+    assert_eq!(n_folders, names().len() + configurations().len());
 }
 
 #[test]
@@ -46,6 +51,7 @@ fn an_unknown_name_is_refused_with_the_known_ones() {
         let message = resolve(model, None).unwrap_err().to_string();
         assert!(message.contains(&format!("`{model}`")), "{message}");
         assert!(message.contains("tiny-dsv3, tiny-glm52"), "{message}");
+        assert!(message.contains("dsv3-lite, glm52-lite"), "{message}");
         assert_eq!(find(model, None), None);
     }
 }

@@ -13,6 +13,17 @@ pub enum LoadDtype {
     Float32,
 }
 
+/// What a tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorRole {
+    /// The factors of a norm, one dimension.
+    Norm,
+    /// Something that is added, one dimension.
+    Bias,
+    /// A projection, a router or an embedding, two dimensions.
+    Matrix,
+}
+
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
@@ -24,6 +35,26 @@ pub struct TensorSpec {
     pub is_optional: bool,
     /// Dtype to load it in.
     pub load_dtype: LoadDtype,
+}
+
+impl TensorSpec {
+    /// What the tensor is for, as its name says.
+    #[must_use]
+    pub fn role(&self) -> TensorRole {
+        if self.name.ends_with("bias") {
+            TensorRole::Bias
+        } else if self.name.ends_with("norm.weight") {
+            TensorRole::Norm
+        } else {
+            TensorRole::Matrix
+        }
+    }
+
+    /// How many values it has.
+    #[must_use]
+    pub fn n_values(&self) -> usize {
+        self.shape.iter().product()
+    }
 }
 
 impl ModelConfig {

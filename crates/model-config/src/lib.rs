@@ -49,7 +49,7 @@ pub use config::{
     RopeConfig, RouterScoring, StoredDtype, YarnConfig,
 };
 pub use error::ConfigError;
-pub use expected_tensors::{LoadDtype, TensorSpec};
+pub use expected_tensors::{LoadDtype, TensorRole, TensorSpec};
 pub use generation::GenerationConfig;
 pub use raw::RawConfig;
 pub use summary::{ConfigSummary, SparseSummary};

@@ -1,6 +1,7 @@
 //! Tests of reading, refusing and listing.
 
 mod dsa;
+mod lite;
 mod moe;
 
 use std::collections::BTreeSet;

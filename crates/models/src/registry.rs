@@ -5,7 +5,7 @@ use std::path::Path;
 use model_config::{Architecture, ModelConfig};
 use nn_layers::Ops;
 use tch::{Device, Kind};
-use weights::Checkpoint;
+use weights::LoadFormat;
 
 use crate::causal_lm::CausalLm;
 use crate::deepseek_mtp::DeepseekMtp;
@@ -41,6 +41,8 @@ pub struct LoadOptions {
     pub device: Device,
     /// What it computes in.
     pub dtype: ComputeDtype,
+    /// Where its weights are from.
+    pub format: LoadFormat,
     /// Load the MTP layers, and refuse a checkpoint whose MTP layers are not complete.
     pub drafting: bool,
     /// The implementation of layers; `None` is what the device runs best.
@@ -49,7 +51,13 @@ pub struct LoadOptions {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { device: Device::Cpu, dtype: ComputeDtype::default(), drafting: false, ops: None }
+        Self {
+            device: Device::Cpu,
+            dtype: ComputeDtype::default(),
+            format: LoadFormat::default(),
+            drafting: false,
+            ops: None,
+        }
     }
 }
 
@@ -82,7 +90,7 @@ impl LoadedModel {
     }
 }
 
-/// Loads the checkpoint in `dir`.
+/// Loads the checkpoint in `dir`, or its config alone for dummy weights.
 ///
 /// # Errors
 ///
@@ -90,30 +98,19 @@ impl LoadedModel {
 /// `drafting`, also if the checkpoint promises no MTP layer or lacks one of their tensors.
 pub fn load(dir: &Path, options: LoadOptions) -> Result<LoadedModel, LoadError> {
     let config = ModelConfig::load(dir)?;
-    let checkpoint = Checkpoint::open(dir)?;
-    let mut expected = config.target_tensors();
-    if options.drafting {
-        checkpoint.check_mtp(&config)?;
-        expected.extend(config.all_mtp_tensors());
-    }
+    let LoadOptions { device, dtype, format, drafting, ops } = options;
     let mut builder = LayerBuilder {
         config: &config,
-        tensors: checkpoint.load(&expected, options.device, options.dtype.kind())?,
-        ops: options.ops.unwrap_or_else(|| Ops::for_device(options.device)),
+        tensors: weights::load(dir, &config, format, drafting, (device, dtype.kind()))?,
+        ops: ops.unwrap_or_else(|| Ops::for_device(device)),
     };
     let (target, mtp) = match config.architecture {
         Architecture::DeepseekV3 | Architecture::DeepseekV32 | Architecture::GlmMoeDsa => {
             let target = DeepseekV3::build(&mut builder)?;
-            let mtp = options.drafting.then(|| DeepseekMtp::build(&mut builder, &target));
+            let mtp = drafting.then(|| DeepseekMtp::build(&mut builder, &target));
             (target, mtp.transpose()?)
         }
         other => return Err(LoadError::Architecture(other)),
     };
-    Ok(LoadedModel {
-        config,
-        target: Box::new(target),
-        mtp,
-        device: options.device,
-        dtype: options.dtype,
-    })
+    Ok(LoadedModel { config, target: Box::new(target), mtp, device, dtype })
 }

@@ -1,5 +1,6 @@
 //! Tests against expected tensors of an independent implementation, with plain and fused layers.
 
+mod dummy;
 mod fixtures;
 mod index_share;
 mod made;

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, value_parser};
 use clap_complete::Shell;
-use settings::{DEFAULT_MODEL, Dtype, EngineSettings, ServeArgs, SettingsError, Sources};
+use settings::{
+    DEFAULT_MODEL, Dtype, EngineSettings, LoadFormatArg, ServeArgs, SettingsError, Sources,
+};
 
 /// Speculative decoding with a model's own MTP layer.
 #[derive(Debug, Parser)]
@@ -197,6 +199,9 @@ pub(crate) struct ScoreArgs {
     /// Checkpoint folder, or the name of a bundled checkpoint
     #[arg(long, default_value = DEFAULT_MODEL)]
     pub(crate) model: String,
+    /// Whether the weights are the checkpoint's or random ones
+    #[arg(long, value_enum, default_value_t = LoadFormatArg::Auto)]
+    pub(crate) load_format: LoadFormatArg,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     /// Compute dtype [default: the checkpoint's]

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use model_config::RawConfig;
 use serde_json::{Map, Value, json};
-use weights::{Checkpoint, CheckpointSummary};
+use weights::{Checkpoint, CheckpointSummary, WeightsError};
 
 use crate::cli::InspectArgs;
 use crate::output;
@@ -13,7 +13,10 @@ use crate::output;
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let dir = bundled_checkpoints::resolve(&args.model, None)?;
     let raw = RawConfig::load(&dir)?;
-    let summary = Checkpoint::open(&dir)?.summarize(&raw);
+    let summary = match Checkpoint::open(&dir) {
+        Err(WeightsError::NoWeights { .. }) => CheckpointSummary::of_config(&raw)?,
+        opened => opened?.summarize(&raw),
+    };
     if args.json { output::json_line(&to_json(&summary)) } else { output::text(&to_text(&summary)) }
 }
 
@@ -46,6 +49,7 @@ fn to_json(summary: &CheckpointSummary) -> Value {
         "num_shared_index_layers": sparse.and_then(|sparse| sparse.num_shared_layers),
         "index_share_for_mtp_iteration": sparse.map(|sparse| sparse.index_share_for_mtp_iteration),
         "parameters": parameters,
+        "has_weights": summary.has_weights,
         "bytes": summary.total_bytes(),
         "bytes_by_dtype": summary.bytes_by_dtype,
         "kv_bytes_per_token": config.kv_bytes_per_token,
@@ -87,6 +91,9 @@ fn to_text(summary: &CheckpointSummary) -> String {
     }
     line("vocabulary", shown(config.vocab_size));
     line("longest sequence", format!("{} tokens", shown(config.max_position_embeddings)));
+    if !summary.has_weights {
+        line("weights", "none: needs --load-format dummy".to_owned());
+    }
     line("parameters", summary.parameters.total().to_string());
     for (part, count) in summary.parameters.rows() {
         if count > 0 {
@@ -116,8 +123,8 @@ fn mtp_layers(summary: &CheckpointSummary) -> String {
         None => "not checked",
     };
     let (promised, present) = (summary.config.num_mtp_layers, summary.num_mtp_layers_present);
-    if promised == 0 && present == 0 {
-        return "0".to_owned();
+    if !summary.has_weights || promised == 0 && present == 0 {
+        return promised.to_string();
     }
     format!("{promised} in the config, {present} in the files, {state}")
 }

@@ -8,14 +8,15 @@ use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
 use engine_types::OutputMode;
 use model_config::{ConfigSummary, ModelConfig, RawConfig, StoredDtype};
 use model_runner::{DraftSampling, IndexCacheDtype, Runner, RunnerError, RunnerOptions};
-use models::{ComputeDtype, LoadOptions};
+use models::{ComputeDtype, LoadError, LoadOptions};
 use scheduler::{DraftPolicy, SchedulerConfig, SchedulingPolicy};
 use settings::{
     DraftSamplingArg, DraftingArg, Dtype, EngineSettings, IndexCacheArg, IndexShareArg,
-    OutputModeArg, PolicyArg,
+    LoadFormatArg, OutputModeArg, PolicyArg,
 };
 use spec_decode::{IndexShare, SyntheticAcceptance};
 use tokenization::Tokenizer;
+use weights::{LoadFormat, WeightsError};
 
 /// Steps of waiting that make up for one level of priority where no flag says it.
 const PRIORITY_AGING_STEPS: u32 = 1000;
@@ -67,11 +68,11 @@ pub(crate) fn start_engine(args: &EngineSettings, drafting: DraftingArg) -> Resu
             "no step has room for a token and all its drafts: most drafts will not be verified"
         );
     }
-    let (dir, dtype) = (model.dir.clone(), model.dtype);
-    tracing::info!(model = %dir.display(), ?dtype, "loading");
+    let (dir, dtype, format) = (model.dir.clone(), model.dtype, args.load_format);
+    tracing::info!(model = %dir.display(), ?dtype, load_format = ?format, "loading");
     let (share_sender, index_share) = mpsc::sync_channel(1);
     let make_runner = move || {
-        let runner = load_runner(&dir, dtype, &options)?;
+        let runner = load_runner(&dir, dtype, format, &options)?;
         // Whoever starts the engine waits for this and cannot have gone.
         let _ = share_sender.send(runner.shares_index());
         anyhow::Ok(runner)
@@ -151,15 +152,26 @@ fn synthetic_acceptance(args: &EngineSettings) -> Result<Option<SyntheticAccepta
     by_length.or(by_rate).transpose()
 }
 
-/// Reads the weights and allocates the KV caches.
+/// Reads or makes the weights and allocates the KV caches.
 pub(crate) fn load_runner(
     dir: &Path,
     dtype: ComputeDtype,
+    format: LoadFormatArg,
     options: &RunnerOptions,
 ) -> Result<Runner> {
     let drafting = options.num_speculative_tokens > 0;
-    let load = LoadOptions { dtype, drafting, ..LoadOptions::default() };
-    Runner::new(models::load(dir, load)?, options).map_err(|error| match error {
+    let format = match format {
+        LoadFormatArg::Auto => LoadFormat::Auto,
+        LoadFormatArg::Dummy => LoadFormat::Dummy,
+    };
+    let load = LoadOptions { dtype, format, drafting, ..LoadOptions::default() };
+    let model = models::load(dir, load).map_err(|error| match error {
+        LoadError::Weights(error @ WeightsError::NoWeights { .. }) => {
+            anyhow!("{error}; give --load-format dummy to run it with random ones")
+        }
+        error => error.into(),
+    })?;
+    Runner::new(model, options).map_err(|error| match error {
         RunnerError::IndexShare { reason } => {
             anyhow!("--index-share on: {reason}; give --index-share auto or off")
         }

@@ -24,7 +24,7 @@ pub(crate) fn run(args: &ScoreArgs) -> Result<()> {
         max_num_batched_tokens: args.max_num_batched_tokens,
         ..RunnerOptions::default()
     };
-    let mut runner = loading::load_runner(&model.dir, model.dtype, &options)?;
+    let mut runner = loading::load_runner(&model.dir, model.dtype, args.load_format, &options)?;
     let logprobs = runner.prompt_logprobs(&ids, args.max_num_batched_tokens as usize)?;
     if args.json {
         return output::json_line(&json!({ "prompt_logprobs": logprobs }));

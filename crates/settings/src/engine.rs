@@ -19,6 +19,10 @@ pub struct EngineSettings {
     /// Checkpoint folder in the Hugging Face layout, or the name of a bundled checkpoint
     #[arg(long, default_value = DEFAULT_MODEL)]
     pub model: String,
+    /// Whether the weights are the checkpoint's, or random ones of the same shapes, for benches: then
+    /// a folder needs no more than a config.json, and the texts mean nothing
+    #[arg(long, value_enum, default_value_t = LoadFormatArg::Auto)]
+    pub load_format: LoadFormatArg,
     /// Drafts a step from the checkpoint's MTP layers, 0 to 8; 0 turns drafting off
     #[arg(long, default_value_t = 3)]
     pub num_speculative_tokens: u32,
@@ -112,6 +116,16 @@ impl EngineSettings {
     pub fn is_synthetic(&self) -> bool {
         self.spec_decode_acceptance_length.or(self.spec_decode_acceptance_rate).is_some()
     }
+}
+
+/// Where weights are from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LoadFormatArg {
+    /// The checkpoint's files
+    Auto,
+    /// Drawn, the same on every run
+    Dummy,
 }
 
 /// How drafts are chosen.

@@ -53,7 +53,7 @@ mod tests;
 
 pub use engine::{
     DEFAULT_MODEL, DraftSamplingArg, DraftingArg, Dtype, EngineSettings, IndexCacheArg,
-    IndexShareArg, OutputModeArg, PolicyArg,
+    IndexShareArg, LoadFormatArg, OutputModeArg, PolicyArg,
 };
 pub use error::SettingsError;
 pub use layers::{Sources, parse};

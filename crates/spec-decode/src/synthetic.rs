@@ -100,6 +100,7 @@ mod tests {
             assert!(got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12), "{got:?}");
         };
         close(&shares(3.78, 7), &[1.0, 1.0, 0.78, 0.0, 0.0, 0.0, 0.0]);
+        close(&shares(3.07, 3), &[1.0, 1.0, 0.07]);
         close(&shares(1.0, 3), &[0.0; 3]);
         close(&shares(4.0, 3), &[1.0; 3]);
         close(&SyntheticAcceptance::from_rate(0.657, 3).unwrap().marginal, &[1.0, 0.971, 0.0]);

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use torch_ext::TensorError;
+
 /// A tensor that the index puts into a shard that does not hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misplaced {
@@ -127,6 +129,13 @@ pub enum WeightsError {
         /// What libtorch said.
         source: tch::TchError,
     },
+    /// A dummy tensor could not be made.
+    Dummy {
+        /// The tensor.
+        name: String,
+        /// What libtorch said.
+        source: TensorError,
+    },
 }
 
 impl fmt::Display for WeightsError {
@@ -134,7 +143,7 @@ impl fmt::Display for WeightsError {
         match self {
             Self::NoWeights { dir } => write!(
                 f,
-                "{} has neither model.safetensors.index.json nor model.safetensors",
+                "{} has no weights: neither model.safetensors.index.json nor model.safetensors",
                 dir.display()
             ),
             Self::Read { file, source } => write!(f, "cannot read {}: {source}", file.display()),
@@ -188,6 +197,7 @@ impl fmt::Display for WeightsError {
             Self::Tensor { name, file, source } => {
                 write!(f, "cannot load {name} from {}: {source}", file.display())
             }
+            Self::Dummy { name, source } => write!(f, "cannot make {name}: {source}"),
         }
     }
 }
@@ -217,6 +227,7 @@ impl std::error::Error for WeightsError {
             Self::BadHeader { source, .. } => Some(source),
             Self::MtpIncomplete { source, .. } => Some(source.as_ref()),
             Self::Tensor { source, .. } => Some(source),
+            Self::Dummy { source, .. } => Some(source),
             _ => None,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use model_config::{ConfigSummary, ModelConfig, RawConfig};
+use model_config::{ConfigError, ConfigSummary, LoadDtype, ModelConfig, RawConfig, StoredDtype};
 
 use crate::checkpoint::Checkpoint;
 
@@ -77,13 +77,15 @@ impl ParameterCounts {
     }
 }
 
-/// A checkpoint folder described without reading tensor data.
+/// A checkpoint folder described without reading tensor data, or a config without weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckpointSummary {
     /// What `config.json` says.
     pub config: ConfigSummary,
     /// Parameters by part.
     pub parameters: ParameterCounts,
+    /// Whether there are weights; without, parameters and bytes are those of dummy weights.
+    pub has_weights: bool,
     /// Bytes of tensor data by stored dtype (safetensors names), sorted by name.
     pub bytes_by_dtype: BTreeMap<String, u64>,
     /// MTP layers that the checkpoint has any tensor of.
@@ -102,34 +104,68 @@ impl CheckpointSummary {
     pub fn total_bytes(&self) -> u64 {
         self.bytes_by_dtype.values().sum()
     }
+
+    /// Describes a config without weights by the dummy weights that it can run with, in the dtype
+    /// that it declares, else bfloat16; nothing of it is in a file.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if this version cannot run the model, so that its tensors are unknown.
+    pub fn of_config(raw: &RawConfig) -> Result<Self, ConfigError> {
+        let model = ModelConfig::from_raw(raw)?;
+        let mut summary = Self::empty(raw, false);
+        let dtype = model.dtype.unwrap_or(StoredDtype::Bfloat16);
+        let specs = model.target_tensors().into_iter().chain(model.all_mtp_tensors());
+        for spec in specs.filter(|spec| !spec.is_optional) {
+            let (dtype, n_bytes) = match (spec.load_dtype, dtype) {
+                (LoadDtype::Float32, _) | (_, StoredDtype::Float32) => ("F32", 4),
+                (_, StoredDtype::Float16) => ("F16", 2),
+                _ => ("BF16", 2),
+            };
+            let n_values = spec.n_values() as u64;
+            summary.add(&spec.name, n_values, (dtype.to_owned(), n_bytes * n_values));
+        }
+        Ok(summary)
+    }
+
+    fn empty(raw: &RawConfig, has_weights: bool) -> Self {
+        let config = ConfigSummary::new(raw);
+        Self {
+            refusal: config.refusal.clone(),
+            config,
+            parameters: ParameterCounts::default(),
+            has_weights,
+            bytes_by_dtype: BTreeMap::new(),
+            num_mtp_layers_present: 0,
+            is_mtp_complete: None,
+        }
+    }
+
+    fn add(&mut self, name: &str, n_values: u64, (dtype, n_bytes): (String, u64)) {
+        *self.parameters.part_of(name, self.config.num_hidden_layers) += n_values;
+        *self.bytes_by_dtype.entry(dtype).or_default() += n_bytes;
+    }
 }
 
 impl Checkpoint {
     /// Describes the checkpoint; `raw` is its config. Works for every model type.
     #[must_use]
     pub fn summarize(&self, raw: &RawConfig) -> CheckpointSummary {
-        let config = ConfigSummary::new(raw);
-        let mut parameters = ParameterCounts::default();
-        let mut bytes_by_dtype = BTreeMap::new();
+        let mut summary = CheckpointSummary::empty(raw, true);
         let mut mtp_layers = BTreeSet::new();
         for info in self.tensors() {
             let n_values: u64 = info.shape.iter().map(|&n| n as u64).product();
-            *parameters.part_of(info.name, config.num_hidden_layers) += n_values;
-            *bytes_by_dtype.entry(format!("{:?}", info.dtype)).or_default() += info.n_bytes as u64;
-            mtp_layers.extend(mtp_layer(info.name, config.num_hidden_layers));
+            summary.add(info.name, n_values, (format!("{:?}", info.dtype), info.n_bytes as u64));
+            mtp_layers.extend(mtp_layer(info.name, summary.config.num_hidden_layers));
         }
-        let model = ModelConfig::from_raw(raw).ok();
-        let drafting = model.as_ref().filter(|model| model.num_mtp_layers > 0);
-        let is_mtp_complete = drafting.map(|model| self.check_mtp(model).is_ok());
-        let fault = model.and_then(|model| self.check(&model.target_tensors()).err());
-        CheckpointSummary {
-            refusal: config.refusal.clone().or(fault.map(|fault| fault.to_string())),
-            config,
-            parameters,
-            bytes_by_dtype,
-            num_mtp_layers_present: mtp_layers.len(),
-            is_mtp_complete,
+        summary.num_mtp_layers_present = mtp_layers.len();
+        if let Ok(model) = ModelConfig::from_raw(raw) {
+            summary.is_mtp_complete =
+                (model.num_mtp_layers > 0).then(|| self.check_mtp(&model).is_ok());
+            let fault = self.check(&model.target_tensors()).err();
+            summary.refusal = fault.map(|fault| fault.to_string());
         }
+        summary
     }
 }
 

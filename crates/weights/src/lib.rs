@@ -1,7 +1,8 @@
-//! Checkpoint shards to named tensors.
+//! Checkpoint shards to named tensors, and random tensors where there are no shards.
 //!
 //! **Owns** the safetensors files of a checkpoint folder: opening them by memory map, checking
-//! that they are whole, loading the tensors that a model expects, and describing what is there.
+//! that they are whole, loading the tensors that a model expects, and describing what is there;
+//! and [`dummy`] weights for benches.
 //! **Must not know** what a model does with a tensor; names and shapes come from `model-config`.
 //!
 //! **Invariants**: an open [`Checkpoint`] has every tensor that its index names, inside the shard
@@ -25,6 +26,7 @@
 //! ```
 
 mod checkpoint;
+pub mod dummy;
 mod error;
 mod inspect;
 mod load;
@@ -36,4 +38,4 @@ mod tests;
 pub use checkpoint::{Checkpoint, TensorInfo};
 pub use error::{Misplaced, Misshapen, WeightsError};
 pub use inspect::{CheckpointSummary, ParameterCounts};
-pub use load::TensorMap;
+pub use load::{LoadFormat, TensorMap, load};

@@ -1,12 +1,16 @@
 //! Tensor data: from mapped bytes to libtorch tensors.
 
 use std::collections::HashMap;
+use std::path::Path;
 
-use model_config::{LoadDtype, TensorSpec};
+use half::bf16;
+use model_config::{LoadDtype, ModelConfig, TensorSpec};
 use safetensors::Dtype;
 use tch::{Device, Kind, TchError, Tensor};
+use torch_ext::{TensorError, empty, slice_mut};
 
 use crate::checkpoint::Checkpoint;
+use crate::dummy::{self, DUMMY_SEED};
 use crate::error::WeightsError;
 
 /// The libtorch kind of a stored dtype; `None` if it cannot be loaded.
@@ -19,6 +23,49 @@ pub(crate) fn kind_of(dtype: Dtype) -> Option<Kind> {
     }
 }
 
+/// Where weights are from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LoadFormat {
+    /// The safetensors files of the checkpoint.
+    #[default]
+    Auto,
+    /// Nowhere: random values of the shapes that the config asks for ([`dummy`]).
+    Dummy,
+}
+
+/// Loads the tensors of the target and, for `drafting`, of the MTP layers, converted and moved as
+/// by [`Checkpoint::load`]. `dir` is the folder of `config`; dummy weights need nothing else of it.
+///
+/// # Errors
+///
+/// [`WeightsError`], for `drafting` also if the config promises no MTP layer or the checkpoint lacks
+/// one of their tensors.
+pub fn load(
+    dir: &Path,
+    config: &ModelConfig,
+    format: LoadFormat,
+    drafting: bool,
+    (device, kind): (Device, Kind),
+) -> Result<TensorMap, WeightsError> {
+    let mut expected = config.target_tensors();
+    if drafting {
+        expected.extend(config.all_mtp_tensors());
+    }
+    match format {
+        LoadFormat::Auto => {
+            let checkpoint = Checkpoint::open(dir)?;
+            if drafting {
+                checkpoint.check_mtp(config)?;
+            }
+            checkpoint.load(&expected, device, kind)
+        }
+        LoadFormat::Dummy if drafting && config.num_mtp_layers == 0 => {
+            Err(WeightsError::NoMtpLayers { dir: dir.to_path_buf() })
+        }
+        LoadFormat::Dummy => TensorMap::dummy(&expected, DUMMY_SEED, device, kind),
+    }
+}
+
 /// Loaded tensors by checkpoint name. Model code takes each one out, so a tensor that nobody takes
 /// is easily found with [`TensorMap::names`].
 #[derive(Debug, Default)]
@@ -27,6 +74,30 @@ pub struct TensorMap {
 }
 
 impl TensorMap {
+    /// Makes dummy values ([`dummy::fill`]) of the expected tensors, in the dtypes that
+    /// [`Checkpoint::load`] would give them. Optional tensors are left out, as if the checkpoint
+    /// had none of them.
+    ///
+    /// # Errors
+    ///
+    /// [`WeightsError::Dummy`] if libtorch fails, for example when memory is short.
+    pub fn dummy(
+        expected: &[TensorSpec],
+        seed: u64,
+        device: Device,
+        kind: Kind,
+    ) -> Result<Self, WeightsError> {
+        let required = expected.iter().filter(|spec| !spec.is_optional);
+        let tensors = required.map(|spec| {
+            let name = spec.name.clone();
+            match dummy_tensor(spec, seed, (device, loaded_kind(spec, kind))) {
+                Ok(tensor) => Ok((name, tensor)),
+                Err(source) => Err(WeightsError::Dummy { name, source }),
+            }
+        });
+        Ok(Self { tensors: tensors.collect::<Result<_, _>>()? })
+    }
+
     /// Takes a tensor out.
     ///
     /// # Errors
@@ -86,11 +157,7 @@ impl Checkpoint {
         }
         let mut tensors = TensorMap::default();
         for spec in expected {
-            let kind = match spec.load_dtype {
-                LoadDtype::Model => kind,
-                LoadDtype::Float32 => Kind::Float,
-            };
-            if let Some(tensor) = self.tensor(&spec.name, device, kind)? {
+            if let Some(tensor) = self.tensor(&spec.name, device, loaded_kind(spec, kind))? {
                 tensors.insert(&spec.name, tensor);
             }
         }
@@ -128,13 +195,44 @@ impl Checkpoint {
     }
 }
 
+/// The dtype of a loaded tensor in a model of `kind`.
+fn loaded_kind(spec: &TensorSpec, kind: Kind) -> Kind {
+    match spec.load_dtype {
+        LoadDtype::Model => kind,
+        LoadDtype::Float32 => Kind::Float,
+    }
+}
+
+fn dummy_tensor(
+    spec: &TensorSpec,
+    seed: u64,
+    (device, kind): (Device, Kind),
+) -> Result<Tensor, TensorError> {
+    let shape = sizes(&spec.shape);
+    // Rounded on the way, so that a large model needs no second copy.
+    let tensor = if kind == Kind::BFloat16 {
+        let mut tensor = empty::<bf16>(&shape)?;
+        dummy::fill(spec, seed, slice_mut(&mut tensor)?, bf16::from_f32);
+        tensor
+    } else {
+        let mut tensor = empty::<f32>(&shape)?;
+        dummy::fill(spec, seed, slice_mut(&mut tensor)?, |value: f32| value);
+        tensor.f_to_kind(kind)?
+    };
+    Ok(tensor.f_to_device(device)?)
+}
+
+fn sizes(shape: &[usize]) -> Vec<i64> {
+    shape.iter().map(|&n| n as i64).collect()
+}
+
 fn to_tensor(
     bytes: &[u8],
     shape: &[usize],
     stored_kind: Kind,
     target: (Device, Kind),
 ) -> Result<Tensor, TchError> {
-    let shape: Vec<i64> = shape.iter().map(|&n| n as i64).collect();
+    let shape = sizes(shape);
     // This copies the bytes, so the tensor does not depend on the map. The shard's header was
     // checked: the bytes are exactly as many as the shape and the dtype need.
     let tensor = Tensor::f_from_data_size(bytes, &shape, stored_kind)?;

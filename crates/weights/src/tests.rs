@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use model_config::{ConfigError, LoadDtype, ModelConfig, RawConfig, TensorSpec};
+use model_config::{ConfigError, LoadDtype, ModelConfig, RawConfig, TensorRole, TensorSpec};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tch::{Device, Kind, Tensor};
@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use crate::*;
 
+mod dummy;
 mod sparse;
 
 const SHARD_1: &str = "model-00001-of-00002.safetensors";

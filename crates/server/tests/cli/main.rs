@@ -5,6 +5,7 @@
 mod checkpoints;
 mod config;
 mod drafts;
+mod dummy;
 mod generate;
 mod harness;
 mod indexer;

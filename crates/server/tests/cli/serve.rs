@@ -9,9 +9,11 @@ use grpc_api::control::v1::{GetModelInfoRequest, GetServerInfoRequest, GetStatsR
 use grpc_api::inference::v1::generate_stream_request::Prompt;
 use grpc_api::inference::v1::generate_stream_response::Event;
 use grpc_api::inference::v1::inference_service_client::InferenceServiceClient;
-use grpc_api::inference::v1::{FinishReason, GenerateStreamRequest, StoppingParams};
+use grpc_api::inference::v1::{FinishReason, GenerateStreamRequest, StoppingParams, TokenIds};
+use tonic::Code;
 use tonic::transport::Channel;
 
+use crate::dummy::small_config;
 use crate::harness::{cases, fail_with, tandem};
 
 /// How long a machine under load may take to end the server.
@@ -225,4 +227,25 @@ fn a_log_for_programs_has_one_object_a_line() {
     let lines: Vec<serde_json::Value> =
         log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(lines.iter().any(|line| line["message"] == "stopped"), "{log}");
+}
+
+#[tokio::test]
+async fn a_config_alone_takes_ids_and_refuses_text() {
+    let dir = small_config();
+    let server =
+        Server::start(&["--model", dir.path().to_str().unwrap(), "--load-format", "dummy"]);
+    let channel = server.connect().await;
+    let mut control = ControlServiceClient::new(channel.clone());
+    let model = control.get_model_info(GetModelInfoRequest {}).await.unwrap().into_inner();
+    assert!(!model.has_tokenizer);
+    assert_eq!((model.architecture.as_str(), model.vocab_size), ("GlmMoeDsaForCausalLM", 512));
+
+    let text = request("a", 8, true);
+    let mut client = InferenceServiceClient::new(channel.clone());
+    let status = client.generate_stream(text.clone()).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().contains("no tokenizer: give token_ids"), "{status}");
+    let prompt = Some(Prompt::TokenIds(TokenIds { ids: vec![1, 511, 3] }));
+    let (n_tokens, text, reason) = read(channel, GenerateStreamRequest { prompt, ..text }).await;
+    assert_eq!((n_tokens, text.as_str(), reason), (8, "", FinishReason::MaxTokens));
 }

@@ -6,6 +6,7 @@ use crate::{ServeSettings, SettingsError, tree};
 /// A value for each key that is not its default.
 const OTHERS: &[(&str, &str)] = &[
     ("model", "tiny-dsv3"),
+    ("load-format", "dummy"),
     ("num-speculative-tokens", "5"),
     ("index-share", "off"),
     ("draft-sampling", "sampled"),
