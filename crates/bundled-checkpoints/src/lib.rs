@@ -40,7 +40,8 @@ fn is_bundled(name: &str) -> bool {
     NAMES.contains(&name) || CONFIGURATIONS.contains(&name)
 }
 
-/// The folder of a bundled checkpoint or configuration; `None` if there is no such name or its folder is not found.
+/// The folder of a bundled checkpoint or configuration; `None` if there is no such name or its
+/// folder is not found.
 ///
 /// Looks in `search_root` if one is given; then in the workspace that this crate was built in;
 /// then in `checkpoints/` beside the running executable and in the folder above it.

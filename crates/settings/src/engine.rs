@@ -19,8 +19,8 @@ pub struct EngineSettings {
     /// Checkpoint folder in the Hugging Face layout, or the name of a bundled checkpoint
     #[arg(long, default_value = DEFAULT_MODEL)]
     pub model: String,
-    /// Whether the weights are the checkpoint's, or random ones of the same shapes, for benches: then
-    /// a folder needs no more than a config.json, and the texts mean nothing
+    /// Whether the weights are the checkpoint's, or random ones of the same shapes, for benches:
+    /// then a folder needs no more than a config.json, and the texts mean nothing
     #[arg(long, value_enum, default_value_t = LoadFormatArg::Auto)]
     pub load_format: LoadFormatArg,
     /// Drafts a step from the checkpoint's MTP layers, 0 to 8; 0 turns drafting off

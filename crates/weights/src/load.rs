@@ -38,8 +38,8 @@ pub enum LoadFormat {
 ///
 /// # Errors
 ///
-/// [`WeightsError`], for `drafting` also if the config promises no MTP layer or the checkpoint lacks
-/// one of their tensors.
+/// [`WeightsError`], for `drafting` also if the config promises no MTP layer or the checkpoint
+/// lacks one of their tensors.
 pub fn load(
     dir: &Path,
     config: &ModelConfig,
