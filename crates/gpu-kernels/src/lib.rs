@@ -68,6 +68,7 @@ macro_rules! kernel_table {
 }
 
 mod attention;
+mod begin;
 mod check;
 mod elementwise;
 mod indexer;
@@ -79,6 +80,7 @@ mod sampling;
 mod step;
 
 pub use attention::{Mla, MlaBatch, MlaSizes, PagedRows, SelectedKeys, Splits};
+pub use begin::{Begin, BeginState, OldState, SlotRecord};
 pub use check::PassRows;
 pub use indexer::{IndexBatch, IndexSizes, Indexer, SelectionMut};
 pub use moe::{ExpertSum, Experts, MoeScratch, Routing};

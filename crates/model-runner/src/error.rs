@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use gpu_model::ModelError;
+use gpu_runtime::GpuError;
 use sampler::SamplerError;
 use spec_decode::SpecDecodeError;
 use tch::TchError;
@@ -62,6 +64,8 @@ pub enum RunnerError {
     SpecDecode(SpecDecodeError),
     /// A tensor operation failed, for example an allocation.
     Tensor(TchError),
+    /// The model cannot run on the GPU.
+    Gpu(ModelError),
 }
 
 impl fmt::Display for RunnerError {
@@ -100,6 +104,7 @@ impl fmt::Display for RunnerError {
             ),
             Self::SpecDecode(error) => error.fmt(f),
             Self::Tensor(error) => write!(f, "the runner's tensors: {error}"),
+            Self::Gpu(error) => error.fmt(f),
         }
     }
 }
@@ -109,6 +114,7 @@ impl std::error::Error for RunnerError {
         match self {
             Self::SpecDecode(error) => error.source(),
             Self::Tensor(error) => Some(error),
+            Self::Gpu(error) => Some(error),
             _ => None,
         }
     }
@@ -126,6 +132,12 @@ impl From<TchError> for RunnerError {
     }
 }
 
+impl From<ModelError> for RunnerError {
+    fn from(error: ModelError) -> Self {
+        Self::Gpu(error)
+    }
+}
+
 /// Why a step failed. Only its text leaves the runner.
 #[derive(Debug)]
 pub(crate) enum StepError {
@@ -133,6 +145,7 @@ pub(crate) enum StepError {
     Sampler(SamplerError),
     SpecDecode(SpecDecodeError),
     Tensor(TchError),
+    Gpu(GpuError),
 }
 
 impl fmt::Display for StepError {
@@ -142,7 +155,14 @@ impl fmt::Display for StepError {
             Self::Sampler(error) => write!(f, "the target's choice of tokens: {error}"),
             Self::SpecDecode(error) => write!(f, "drafting: {error}"),
             Self::Tensor(error) => write!(f, "a tensor operation failed: {error}"),
+            Self::Gpu(error) => write!(f, "the GPU: {error}"),
         }
+    }
+}
+
+impl From<GpuError> for StepError {
+    fn from(error: GpuError) -> Self {
+        Self::Gpu(error)
     }
 }
 

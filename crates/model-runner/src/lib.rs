@@ -37,6 +37,7 @@
 
 mod drawn;
 mod error;
+mod gpu;
 mod kv_cache;
 mod limits;
 mod prompt_logprobs;
@@ -44,6 +45,7 @@ mod runner;
 mod samplers;
 mod score;
 mod staging;
+mod subject;
 mod verify;
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! Memory planning: from options and a model's sizes to the limits that plans keep.
 
 use engine_types::{ExecutorLimits, MAX_SPECULATIVE_TOKENS};
-use models::{IndexCacheDtype, KvInit, LoadedModel};
+use model_config::ModelConfig;
+use models::{IndexCacheDtype, KvInit};
 use spec_decode::{IndexShare, SyntheticAcceptance};
+use tch::Kind;
 
 use crate::error::RunnerError;
 
@@ -38,6 +40,9 @@ pub struct RunnerOptions {
     /// target says, for benches: the text is meaningless, and requests that are not greedy or
     /// exclude tokens fail.
     pub synthetic_acceptance: Option<SyntheticAcceptance>,
+    /// Share of a GPU's memory that weights, workspaces and the KV pool take together, where
+    /// `num_blocks` is not given, in (0, 1].
+    pub gpu_memory_utilization: f64,
 }
 
 /// Which attention backend a runner uses.
@@ -78,18 +83,28 @@ impl Default for RunnerOptions {
             index_cache_dtype: IndexCacheDtype::Auto,
             draft_sampling: DraftSampling::Greedy,
             synthetic_acceptance: None,
+            gpu_memory_utilization: 0.9,
         }
     }
+}
+
+/// What planning needs to know of a model.
+#[derive(Clone, Copy)]
+pub(crate) struct Planned<'a> {
+    pub(crate) config: &'a ModelConfig,
+    /// MTP layers that are loaded.
+    pub(crate) num_mtp_layers: usize,
+    /// The dtype of its caches.
+    pub(crate) kind: Kind,
 }
 
 /// Checks `options` against a model and plans the pool, which has latents for every loaded layer
 /// and index keys for every loaded layer with an indexer.
 pub(crate) fn plan_limits(
     options: &RunnerOptions,
-    model: &LoadedModel,
+    model: Planned<'_>,
 ) -> Result<ExecutorLimits, RunnerError> {
-    let config = &model.config;
-    let num_mtp_layers = model.num_mtp_layers();
+    let Planned { config, num_mtp_layers, .. } = model;
     let drafts = options.num_speculative_tokens;
     at_least_one("block_size", options.block_size)?;
     at_least_one("max_num_seqs", options.max_num_seqs)?;
@@ -143,10 +158,10 @@ fn check_drafting(options: &RunnerOptions) -> Result<(), RunnerError> {
 }
 
 /// Bytes that the caches of all loaded layers keep for a token.
-pub(crate) fn n_bytes_per_slot(options: &RunnerOptions, model: &LoadedModel) -> usize {
-    let (config, kind) = (&model.config, model.dtype.kind());
+pub(crate) fn n_bytes_per_slot(options: &RunnerOptions, model: Planned<'_>) -> usize {
+    let Planned { config, num_mtp_layers, kind } = model;
     let latent = config.attention.cache_width() * kind.elt_size_in_bytes();
-    let n_layers = model.num_cache_layers();
+    let n_layers = config.num_hidden_layers + num_mtp_layers;
     let index = config.dsa.as_ref().map_or(0, |dsa| {
         let n_indexers = (0..n_layers).filter(|&layer_idx| config.has_indexer(layer_idx)).count();
         n_indexers * options.index_cache_dtype.n_bytes_per_key(dsa, kind)

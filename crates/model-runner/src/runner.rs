@@ -1,29 +1,31 @@
 //! The step executor: one target pass over all rows, then verification, then drafts.
 
-use attention_backends::{AttentionBackend, CpuBackend, DeviceLayout, ReferenceBackend};
+use attention_backends::{AttentionBackend, CpuBackend, ReferenceBackend};
 use batch_layout::BatchLayout;
 use engine_types::{
     BlockTables, ExecutorError, ExecutorLimits, IndexerStats, PlanRow, StepExecutor, StepOutcome,
     StepPlan, StepQueue, StepTokens, TokenId, TokenLogprobs,
 };
-use models::{DeepseekMtp, ForwardContext, ForwardOutput, LoadedModel};
+use models::{DeepseekMtp, ForwardOutput, LoadedModel};
+use model_config::ModelConfig;
 use spec_decode::{DraftMethod, DraftSeq, EagleProposer, IndexShareFacts};
 use tch::{Device, Tensor};
 
 use crate::drawn::DrawnDrafts;
 use crate::error::{RunnerError, StepError};
 use crate::kv_cache::KvCache;
-use crate::limits::{AttentionChoice, DraftSampling, RunnerOptions, n_bytes_per_slot, plan_limits};
+use crate::limits::{
+    AttentionChoice, DraftSampling, Planned, RunnerOptions, n_bytes_per_slot, plan_limits,
+};
 use crate::samplers::Samplers;
 use crate::staging::{Staging, check_table};
+use crate::subject::{Subject, TorchSubject};
 use crate::verify::{StepInput, Verifier};
 
 /// A model with its KV caches, behind [`StepExecutor`]. A step runs when it is collected.
 pub struct Runner {
-    model: LoadedModel,
-    backend: Box<dyn AttentionBackend>,
+    pub(crate) subject: Subject,
     limits: ExecutorLimits,
-    pub(crate) kv_cache: KvCache,
     queue: StepQueue,
     tables: BlockTables,
     pub(crate) samplers: Samplers,
@@ -60,30 +62,43 @@ impl Runner {
     /// [`RunnerError`] if an option is outside its bounds, drafts are wanted of a model that was
     /// loaded without MTP layers, or memory is short.
     pub fn new(model: LoadedModel, options: &RunnerOptions) -> Result<Self, RunnerError> {
-        let limits = plan_limits(options, &model)?;
+        let (num_mtp_layers, kind) = (model.num_mtp_layers(), model.dtype.kind());
+        let planned = Planned { config: &model.config, num_mtp_layers, kind };
+        let limits = plan_limits(options, planned)?;
         let n_slots = i64::from(limits.num_blocks) * i64::from(limits.block_size);
         let caches = model.new_caches(n_slots, options.index_cache_dtype, options.kv_init);
         let caches = caches.map_err(|_| RunnerError::KvAllocation {
             num_blocks: limits.num_blocks,
-            n_bytes: n_slots as u64 * n_bytes_per_slot(options, &model) as u64,
+            n_bytes: n_slots as u64 * n_bytes_per_slot(options, planned) as u64,
         })?;
         let kv_cache = KvCache::new(caches, limits.block_size);
         let backend: Box<dyn AttentionBackend> = match (options.attention, model.device) {
             (AttentionChoice::Auto, Device::Cpu) => Box::new(CpuBackend),
             _ => Box::new(ReferenceBackend),
         };
-        let proposer = proposer(&model, options)?;
+        let can_share = model.mtp.as_ref().is_some_and(DeepseekMtp::can_share_selection);
+        let proposer = proposer(&model.config, (num_mtp_layers, can_share), options)?;
         tracing::info!(
             num_blocks = limits.num_blocks,
             block_size = limits.block_size,
             kv_bytes = kv_cache.n_bytes(),
             attention = backend.name(),
             num_speculative_tokens = limits.max_num_speculative_tokens,
-            num_mtp_layers = model.num_mtp_layers(),
+            num_mtp_layers,
             index_share = proposer.shares_index(),
             draft_sampling = ?options.draft_sampling,
             "runner ready"
         );
+        let subject = Subject::Torch(TorchSubject { model, backend, kv_cache });
+        Ok(Self::of(subject, limits, proposer, options))
+    }
+
+    pub(crate) fn of(
+        subject: Subject,
+        limits: ExecutorLimits,
+        proposer: EagleProposer,
+        options: &RunnerOptions,
+    ) -> Self {
         if proposer.shares_index() {
             tracing::info!(
                 "MTP draft index_share_for_mtp_iteration enabled: step 0 computes indexer top-k, \
@@ -97,11 +112,9 @@ impl Runner {
                  says. The text is meaningless."
             );
         }
-        Ok(Self {
-            model,
-            backend,
+        Self {
+            subject,
             limits,
-            kv_cache,
             queue: StepQueue::default(),
             tables: BlockTables::default(),
             samplers: Samplers::default(),
@@ -110,7 +123,7 @@ impl Runner {
             proposer,
             draft_sampling: options.draft_sampling,
             drawn: DrawnDrafts::new(&limits),
-        })
+        }
     }
 
     /// Whether draft steps after the first reuse its selection of keys.
@@ -136,7 +149,7 @@ impl Runner {
     }
 
     fn step(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), StepError> {
-        self.kv_cache.copy_blocks(plan.copies())?;
+        self.subject.copy_blocks(plan.copies())?;
         if plan.is_empty() {
             return Ok(());
         }
@@ -157,21 +170,16 @@ impl Runner {
         ids: &[i64],
         layout: &BatchLayout,
     ) -> Result<ForwardOutput, StepError> {
-        let cx = ForwardContext {
-            layout: &DeviceLayout::upload(layout, self.model.device),
-            caches: self.kv_cache.layers(),
-            backend: self.backend.as_ref(),
-        };
-        Ok(self.model.target.forward(&self.upload(ids)?, &cx)?)
+        self.subject.forward(ids, layout)
     }
 
     /// Logits of hidden states, f32 `[R, vocab]`.
     pub(crate) fn logits(&self, hidden: &Tensor) -> Result<Tensor, StepError> {
-        Ok(self.model.target.logits(hidden)?)
+        self.subject.logits(hidden)
     }
 
     pub(crate) fn upload(&self, values: &[i64]) -> Result<Tensor, StepError> {
-        Ok(Tensor::f_from_slice(values)?.f_to_device(self.model.device)?)
+        self.subject.upload(values)
     }
 
     pub(crate) fn vocab_size(&self) -> usize {
@@ -205,7 +213,7 @@ impl Runner {
         outcome: &mut StepOutcome,
     ) -> Result<Vec<StepTokens>, StepError> {
         let mut drafts = vec![StepTokens::default(); plan.rows().len()];
-        let Some(mtp) = &self.model.mtp else { return Ok(drafts) };
+        let Some(drafter) = self.subject.drafter() else { return Ok(drafts) };
         let is_drawn = self.draft_sampling == DraftSampling::Sampled;
         let (mut drafted, mut seqs) = (Vec::new(), Vec::new());
         for (row_idx, row) in plan.rows().iter().enumerate().filter(|(_, row)| row.drafting) {
@@ -217,8 +225,7 @@ impl Runner {
             seqs.push(DraftSeq { sampling, ..draft_seq(plan, row, run, blocks) });
             drafted.push(row_idx);
         }
-        let drafter = mtp.bind(self.kv_cache.layers(), self.backend.as_ref());
-        let proposal = self.proposer.propose(&drafter, &seqs, hidden)?;
+        let proposal = self.proposer.propose(drafter.as_ref(), &seqs, hidden)?;
         outcome.indexer.draft_steps = *proposal.indexer;
         for (&row_idx, proposed) in drafted.iter().zip(proposal.drafts) {
             drafts[row_idx] = proposed[..].into();
@@ -262,17 +269,22 @@ impl Runner {
     }
 }
 
-/// The proposer that `options` ask for, with index sharing on or off.
-fn proposer(model: &LoadedModel, options: &RunnerOptions) -> Result<EagleProposer, RunnerError> {
+/// The proposer that `options` ask for, with index sharing on or off, of a model with so many MTP
+/// layers, which can share or not.
+pub(crate) fn proposer(
+    config: &ModelConfig,
+    (num_mtp_layers, draft_model_can_share): (usize, bool),
+    options: &RunnerOptions,
+) -> Result<EagleProposer, RunnerError> {
     let k = options.num_speculative_tokens as usize;
-    let dsa = model.config.dsa.as_ref();
+    let dsa = config.dsa.as_ref();
     let facts = IndexShareFacts {
         method: if k > 0 { DraftMethod::Mtp } else { DraftMethod::None },
         config_flag: dsa.is_some_and(|dsa| dsa.index_share_for_mtp_iteration),
         index_topk: dsa.map(|dsa| dsa.index_topk),
-        draft_model_can_share: model.mtp.as_ref().is_some_and(DeepseekMtp::can_share_selection),
+        draft_model_can_share,
     };
-    let mut proposer = EagleProposer::new(k, model.num_mtp_layers(), options.block_size)?;
+    let mut proposer = EagleProposer::new(k, num_mtp_layers, options.block_size)?;
     let is_shared = options.index_share.resolve(&facts);
     proposer.share_index(is_shared.map_err(|reason| RunnerError::IndexShare { reason })?);
     Ok(proposer)
@@ -296,5 +308,19 @@ fn draft_seq<'a>(
         blocks,
         n_propose: row.n_propose as usize,
         sampling: None,
+    }
+}
+
+#[cfg(test)]
+impl Runner {
+    /// The caches of a runner in libtorch's tensors.
+    pub(crate) fn kv_cache(&self) -> &KvCache {
+        let Subject::Torch(subject) = &self.subject else { panic!("no caches of libtorch") };
+        &subject.kv_cache
+    }
+
+    pub(crate) fn kv_cache_mut(&mut self) -> &mut KvCache {
+        let Subject::Torch(subject) = &mut self.subject else { panic!("no caches of libtorch") };
+        &mut subject.kv_cache
     }
 }

@@ -57,6 +57,12 @@ impl RotaryTable {
         }
     }
 
+    /// Cosines and sines, `[n_positions, rope_dim / 2]` each.
+    #[must_use]
+    pub fn cos_sin(&self) -> (&Tensor, &Tensor) {
+        (&self.cos, &self.sin)
+    }
+
     /// The rows of `positions`, i32 or i64 `[T]`.
     ///
     /// # Errors

@@ -136,6 +136,6 @@ fn every_cache_of_every_layer_is_copied_and_nothing_else() {
 
 /// The bits of all caches.
 fn caches(runner: &Runner) -> Vec<Tensor> {
-    let tensors = runner.kv_cache.layers().iter().flat_map(models::LayerCache::tensors);
+    let tensors = runner.kv_cache().layers().iter().flat_map(models::LayerCache::tensors);
     tensors.map(|cache| cache.view_dtype(Kind::Uint8).copy()).collect()
 }

@@ -231,7 +231,7 @@ pub(super) fn run(runner: &mut Runner, mut jobs: Vec<Job>, feed: Feed) -> Vec<Jo
             }
             job.apply(&outcome, row, feed.chunk);
             if feed.poison {
-                runner.kv_cache.poison(&job.unused_slots(block_size));
+                runner.kv_cache_mut().poison(&job.unused_slots(block_size));
             }
         }
     }

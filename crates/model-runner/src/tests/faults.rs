@@ -43,7 +43,7 @@ fn second_step(
     }
     runner.execute(&plan, &mut outcome).unwrap();
     if let Some(slot) = poisoned {
-        let last = &runner.kv_cache.layers()[4];
+        let last = &runner.kv_cache().layers()[4];
         let slot = Tensor::from_slice(&[i64::from(slot) * 16]);
         let latent = last.tensors().next().unwrap();
         let _ = latent.shallow_clone().index_fill_(0, &slot, f64::NAN);

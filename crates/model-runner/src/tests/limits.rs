@@ -30,7 +30,7 @@ fn the_pool_is_what_the_budget_or_the_batch_needs() {
             let by_budget = RunnerOptions { num_blocks: None, kv_cache_bytes, ..base };
             let runner = runner_of(model, &by_budget);
             assert_eq!(runner.limits().num_blocks, 100);
-            let n_bytes = runner.kv_cache.n_bytes() as u64;
+            let n_bytes = runner.kv_cache().n_bytes() as u64;
             assert_eq!(n_bytes, 100 * block_bytes, "{model}, {drafts} drafts");
 
             let max_model_len = Some(33);

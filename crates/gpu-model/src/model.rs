@@ -1,0 +1,478 @@
+//! A model on the device, and passes whose rows the host says.
+
+use batch_layout::BatchLayout;
+use gpu_kernels::{MtpInput, Norm};
+use gpu_runtime::{Buffer, Gpu, GpuError, Stream, View};
+use model_config::{Architecture, ModelConfig};
+use weights::TensorMap;
+
+use crate::decode::Decoder;
+use crate::device::{Device, PassLimits};
+use crate::error::ModelError;
+use crate::layer::{Keys, LayerCache};
+use crate::loader::{Element, Loader};
+use crate::pass::{Pass, RowArrays, Tables};
+use crate::weights::{FeedForward, Layer, MtpLayer};
+use crate::workspace::Workspace;
+
+/// A model of the DeepSeek-V3 family with its MTP layers and caches, for weights, activations and
+/// caches of type `E`.
+///
+/// The functions here run one pass each and wait for it.
+pub struct GpuModel<E> {
+    pub(crate) config: ModelConfig,
+    pub(crate) device: Device<E>,
+    pub(crate) limits: PassLimits,
+    pub(crate) table: Buffer<E>,
+    pub(crate) layers: Vec<Layer<E>>,
+    pub(crate) norm: Buffer<f32>,
+    /// The embedding matrix serves where it is `None`.
+    pub(crate) head: Option<Buffer<E>>,
+    pub(crate) mtp: Vec<MtpLayer<E>>,
+    /// The target's layers first.
+    pub(crate) caches: Vec<LayerCache<E>>,
+    pub(crate) work: Work<E>,
+    pub(crate) decoder: Option<Decoder>,
+}
+
+/// What passes work in.
+pub(crate) struct Work<E> {
+    /// Of passes over all rows.
+    pub(crate) all: Workspace<E>,
+    /// Of passes with one row a sequence.
+    pub(crate) single: Workspace<E>,
+    /// Hidden states of the target, or of the draft step before.
+    pub(crate) hidden: Buffer<E>,
+    pub(crate) rows: RowArrays,
+    pub(crate) tables: Buffer<i32>,
+    /// Rows that go on, of a draft pass.
+    pub(crate) chosen_rows: Buffer<i32>,
+    pub(crate) logits: Buffer<f32>,
+}
+
+/// What a draft pass returns: one row for each output row.
+#[derive(Clone, Debug)]
+pub struct DraftRows {
+    /// Hidden states after `shared_head.norm`, `[R, hidden]`.
+    pub hidden: Vec<f32>,
+    /// The selected positions `[R, topk]` and their counts `[R]`, if an indexer ran.
+    pub selection: Option<(Vec<i32>, Vec<i32>)>,
+}
+
+/// A draft pass.
+#[derive(Clone, Copy, Debug)]
+pub struct DraftPass<'a> {
+    /// The MTP layer.
+    pub layer: usize,
+    /// Token of each row.
+    pub ids: &'a [i32],
+    /// Hidden state of each row, `[T, hidden]`.
+    pub hidden: &'a [f32],
+    /// Where the rows are.
+    pub layout: &'a BatchLayout,
+    /// The rows that are wanted, with their layout, each as a sequence of its own; all if `None`.
+    pub output: Option<(&'a [i32], &'a BatchLayout)>,
+    /// Positions `[T, topk]` and counts `[T]` to attend in place of the indexer's choice.
+    pub selection: Option<(&'a [i32], &'a [i32])>,
+}
+
+impl<E: Element> GpuModel<E> {
+    /// Puts the tensors of a checkpoint on the device and allocates workspaces.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError`] if the architecture has no model here, a tensor is missing, or the device
+    /// fails or has no room.
+    pub fn load(
+        gpu: &Gpu,
+        config: ModelConfig,
+        tensors: TensorMap,
+        (with_mtp, limits): (bool, PassLimits),
+    ) -> Result<Self, ModelError> {
+        match config.architecture {
+            Architecture::DeepseekV3 | Architecture::DeepseekV32 | Architecture::GlmMoeDsa => {}
+            other => return Err(ModelError::Architecture(other)),
+        }
+        let stream = gpu.stream()?;
+        let mut loader = Loader { config: &config, gpu, stream: &stream, tensors };
+        let device = Device::new(gpu, &stream, &loader, &limits)?;
+        let n_layers = config.num_hidden_layers;
+        let table = loader.matrix("model.embed_tokens.weight")?;
+        let layers = (0..n_layers).map(|idx| Layer::load(&mut loader, idx));
+        let layers = layers.collect::<Result<Vec<_>, _>>()?;
+        let norm = loader.floats("model.norm.weight")?;
+        let head = match config.tie_word_embeddings {
+            true => None,
+            false => Some(loader.matrix("lm_head.weight")?),
+        };
+        let n_mtp = if with_mtp { config.num_mtp_layers } else { 0 };
+        let mtp = (n_layers..n_layers + n_mtp).map(|idx| MtpLayer::load(&mut loader, idx));
+        let mtp = mtp.collect::<Result<Vec<_>, _>>()?;
+        let work = Work::new(&device, &layers, &limits)?;
+        drop(loader);
+        let (caches, decoder) = (vec![], None);
+        Ok(Self { config, device, limits, table, layers, norm, head, mtp, caches, work, decoder })
+    }
+
+    /// Allocates the caches, whose size may depend on the memory that is left behind
+    /// [`GpuModel::load`].
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError`] if there is no room.
+    pub fn allocate_caches(&mut self, num_blocks: usize) -> Result<(), GpuError> {
+        self.limits.num_blocks = num_blocks;
+        let n_layers = self.layers.len() + self.mtp.len();
+        self.caches = caches(&self.device.gpu, &self.config, n_layers, &self.limits)?;
+        Ok(())
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// MTP layers that were loaded.
+    #[must_use]
+    pub fn num_mtp_layers(&self) -> usize {
+        self.mtp.len()
+    }
+
+    /// The target over all rows of a layout; hidden states after the final norm, `[T, hidden]`.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError`] if a launch fails.
+    ///
+    /// # Panics
+    ///
+    /// If the layout breaks a bound of [`PassLimits`].
+    pub fn forward(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<Vec<f32>, GpuError> {
+        let bounds = self.upload(ids, layout)?;
+        let Self { device, layers, caches, work, .. } = self;
+        let pass = work.rows.pass((ids.len(), layout.n_seqs()), bounds.tables(&work.tables), {
+            bounds.sizes
+        });
+        let target = Target { table: &self.table, layers, norm: &self.norm };
+        target.forward(device, &pass, caches, &mut work.all)?;
+        self.download(&self.work.all.x, ids.len())
+    }
+
+    /// Logits of hidden states `[R, hidden]`, of the target or of MTP layer `mtp`: `[R, vocab]`.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError`] if a launch fails.
+    pub fn logits(&mut self, hidden: &[f32], mtp: Option<usize>) -> Result<Vec<f32>, GpuError> {
+        let (width, vocab) = (self.device.sizes.hidden, self.device.sizes.vocab);
+        let at_once = self.work.logits.len() / vocab;
+        let mut logits = Vec::with_capacity(hidden.len() / width * vocab);
+        for rows in hidden.chunks(at_once * width) {
+            self.upload_hidden(rows)?;
+            let n_rows = rows.len() / width;
+            let own = mtp.and_then(|layer| self.mtp[layer].head.as_ref());
+            let head = own.or(self.head.as_ref()).unwrap_or(&self.table);
+            let work = &mut self.work;
+            let x = (work.hidden.view(), width);
+            self.device.linear(n_rows, x, head, work.logits.view_mut())?;
+            logits.extend(self.device.stream.download(work.logits.slice(..n_rows * vocab))?);
+        }
+        Ok(logits)
+    }
+
+    /// One MTP layer over the rows of a layout.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError`] if a launch fails.
+    ///
+    /// # Panics
+    ///
+    /// If the pass breaks a bound of [`PassLimits`].
+    pub fn draft(&mut self, draft: DraftPass<'_>) -> Result<DraftRows, GpuError> {
+        let bounds = self.upload(draft.ids, draft.layout)?;
+        self.upload_hidden(draft.hidden)?;
+        let topk = self.device.sizes.topk;
+        if let Some((indices, counts)) = draft.selection {
+            let (stream, ws) = (&self.device.stream, &mut self.work.all);
+            stream.upload(indices, ws.indices.slice_mut(..indices.len()))?;
+            stream.upload(counts, ws.counts.slice_mut(..counts.len()))?;
+        }
+        let mtp = Drafter::of(&self.mtp[draft.layer], &self.table);
+        let keys = mtp.keys(draft.selection.is_some());
+        let cache = &mut self.caches[self.config.num_hidden_layers + draft.layer];
+        let (device, work) = (&self.device, &mut self.work);
+        let shape = (draft.ids.len(), draft.layout.n_seqs());
+        let pass = work.rows.pass(shape, bounds.tables(&work.tables), bounds.sizes);
+        mtp.begin(device, &pass, work.hidden.view(), (cache, keys), &mut work.all)?;
+        let n_rows = match draft.output {
+            None => {
+                mtp.end(device, &pass, (cache, keys), &mut work.all)?;
+                draft.ids.len()
+            }
+            Some((rows, layout)) => {
+                device.stream.upload(rows, work.chosen_rows.slice_mut(..rows.len()))?;
+                let chosen = work.chosen_rows.slice(..rows.len());
+                mtp.narrow(device, chosen, &work.all, &mut work.single)?;
+                let ids = vec![0; rows.len()];
+                let bounds = upload(&device.stream, (&ids, layout), work, &self.limits)?;
+                let tables = bounds.tables(&work.tables);
+                let pass = work.rows.pass((ids.len(), ids.len()), tables, bounds.sizes);
+                mtp.end(device, &pass, (cache, keys), &mut work.single)?;
+                rows.len()
+            }
+        };
+        let work = &self.work;
+        let ws = if draft.output.is_some() { &work.single } else { &work.all };
+        let selection = if keys == Keys::Choose {
+            let stream = &self.device.stream;
+            let indices = stream.download(ws.indices.slice(..n_rows * topk))?;
+            Some((indices, stream.download(ws.counts.slice(..n_rows))?))
+        } else {
+            None
+        };
+        Ok(DraftRows { hidden: self.download(&ws.x, n_rows)?, selection })
+    }
+
+    /// Whether a draft pass can take the selection of another one.
+    #[must_use]
+    pub fn can_share_selection(&self) -> bool {
+        self.mtp.iter().all(|layer| layer.block.indexer.is_some())
+    }
+
+    /// Copies whole blocks in every cache, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError`] if a copy fails.
+    pub fn copy_block(&mut self, from: u32, to: u32) -> Result<(), GpuError> {
+        let n_slots = self.limits.block_size;
+        let (stream, sizes) = (&self.device.stream, &self.device.sizes);
+        for cache in &mut self.caches {
+            let n = n_slots * sizes.cache();
+            copy_within(stream, &mut cache.latent, (from as usize * n, to as usize * n), n)?;
+            if let Some(index) = &mut cache.index {
+                let n = n_slots * sizes.index_dim;
+                copy_within(stream, index, (from as usize * n, to as usize * n), n)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn upload(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<Bounds, GpuError> {
+        upload(&self.device.stream, (ids, layout), &mut self.work, &self.limits)
+    }
+
+    fn upload_hidden(&mut self, hidden: &[f32]) -> Result<(), GpuError> {
+        let values: Vec<E> = hidden.iter().map(|&value| E::from_f32(value)).collect();
+        self.device.stream.upload(&values, self.work.hidden.slice_mut(..values.len()))
+    }
+
+    fn download(&self, hidden: &Buffer<E>, n_rows: usize) -> Result<Vec<f32>, GpuError> {
+        let values = hidden.slice(..n_rows * self.device.sizes.hidden);
+        let values = self.device.stream.download(values)?;
+        Ok(values.into_iter().map(E::to_f32).collect())
+    }
+}
+
+/// What the host knows of an uploaded layout.
+#[derive(Clone, Copy)]
+struct Bounds {
+    n_table: usize,
+    block_size: usize,
+    /// The longest sequence, and the most rows of one.
+    sizes: (usize, usize),
+}
+
+impl Bounds {
+    fn tables(self, blocks: &Buffer<i32>) -> Tables<'_> {
+        Tables { blocks: blocks.slice(..self.n_table), block_size: self.block_size }
+    }
+}
+
+fn upload<E: Element>(
+    stream: &Stream,
+    (ids, layout): (&[i32], &BatchLayout),
+    work: &mut Work<E>,
+    limits: &PassLimits,
+) -> Result<Bounds, GpuError> {
+    assert_eq!(ids.len(), layout.n_tokens(), "one token for each row");
+    assert!(ids.len() <= limits.max_rows, "a pass has at most {} rows", limits.max_rows);
+    work.rows.upload(stream, layout, ids)?;
+    let tables = layout.block_tables();
+    stream.upload(tables, work.tables.slice_mut(..tables.len()))?;
+    let longest = layout.kv_lens().iter().max().map_or(1, |&len| len as usize);
+    let sizes = (longest, layout.max_query_len());
+    Ok(Bounds { n_table: tables.len(), block_size: limits.block_size, sizes })
+}
+
+fn copy_within<E: Element>(
+    stream: &Stream,
+    buffer: &mut Buffer<E>,
+    (from, to): (usize, usize),
+    n: usize,
+) -> Result<(), GpuError> {
+    let (low, high) = buffer.view_mut().split_at(from.max(to));
+    let (low, high) = (low.slice(from.min(to)..from.min(to) + n), high.slice(..n));
+    match from < to {
+        true => stream.copy(low.as_view(), high),
+        false => stream.copy(high.as_view(), low),
+    }
+}
+
+fn caches<E: Element>(
+    gpu: &Gpu,
+    config: &ModelConfig,
+    n_layers: usize,
+    limits: &PassLimits,
+) -> Result<Vec<LayerCache<E>>, GpuError> {
+    let n_slots = limits.num_blocks * limits.block_size;
+    let cache = |layer_idx| {
+        let dsa = config.dsa.as_ref().filter(|_| config.has_indexer(layer_idx));
+        let index = dsa.map(|dsa| gpu.alloc_zeroed(n_slots * dsa.index_head_dim)).transpose()?;
+        let latent = gpu.alloc_zeroed(n_slots * config.attention.cache_width())?;
+        Ok(LayerCache { latent, index })
+    };
+    (0..n_layers).map(cache).collect()
+}
+
+impl<E: Element> Work<E> {
+    fn new(
+        device: &Device<E>,
+        layers: &[Layer<E>],
+        limits: &PassLimits,
+    ) -> Result<Self, GpuError> {
+        let (gpu, sizes) = (&device.gpu, &device.sizes);
+        let experts = layers.iter().find_map(|layer| match &layer.feed_forward {
+            FeedForward::Moe(moe) => Some(&moe.experts),
+            FeedForward::Dense(_) => None,
+        });
+        let of = |max_rows| {
+            let moe = device.moe.as_ref().zip(experts);
+            let moe = moe.map(|(moe, experts)| {
+                (moe, experts.as_experts(moe.n_routed_experts, sizes.hidden))
+            });
+            Workspace::new(gpu, sizes, moe, max_rows)
+        };
+        let PassLimits { max_rows, max_seqs, max_len, max_window, block_size, .. } = *limits;
+        Ok(Self {
+            all: of(max_rows.max(max_seqs * max_window))?,
+            single: of(max_seqs)?,
+            hidden: gpu.alloc(max_rows.max(max_seqs * max_window) * sizes.hidden)?,
+            rows: RowArrays::new(gpu, max_rows.max(max_seqs), max_seqs)?,
+            tables: gpu.alloc(max_seqs * max_len.div_ceil(block_size).next_multiple_of(4))?,
+            chosen_rows: gpu.alloc(max_seqs)?,
+            logits: gpu.alloc(max_seqs * max_window * sizes.vocab)?,
+        })
+    }
+}
+
+/// The target's parts.
+pub(crate) struct Target<'a, E> {
+    pub(crate) table: &'a Buffer<E>,
+    pub(crate) layers: &'a [Layer<E>],
+    pub(crate) norm: &'a Buffer<f32>,
+}
+
+impl<E: Element> Target<'_, E> {
+    /// All layers; hidden states after the final norm come to `ws.x`.
+    pub(crate) fn forward(
+        &self,
+        device: &Device<E>,
+        pass: &Pass<'_>,
+        caches: &mut [LayerCache<E>],
+        ws: &mut Workspace<E>,
+    ) -> Result<(), GpuError> {
+        let (kernels, hidden) = (&device.kernels, device.sizes.hidden);
+        let (table, residual) = (self.table.view(), ws.residual.view_mut());
+        kernels.embed(pass.rows, pass.ids, table, hidden, residual)?;
+        let first = device.norm(&self.layers[0].input_norm);
+        kernels.rms_norm(pass.rows, ws.residual.view(), first, ws.x.view_mut())?;
+        let is_sparse = device.indexer.is_some();
+        for (idx, (layer, cache)) in self.layers.iter().zip(caches).enumerate() {
+            let keys = match layer.indexer {
+                Some(_) => Keys::Choose,
+                None if is_sparse => Keys::Selected,
+                None => Keys::All,
+            };
+            layer.write_kv(device, pass, keys, cache, ws)?;
+            let next = self.layers.get(idx + 1).map_or(self.norm, |next| &next.input_norm);
+            layer.attend(device, pass, keys, cache, (ws, device.norm(next)))?;
+        }
+        Ok(())
+    }
+}
+
+/// An MTP layer with the target's embeddings where it has none of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct Drafter<'a, E> {
+    layer: &'a MtpLayer<E>,
+    table: &'a Buffer<E>,
+}
+
+impl<'a, E: Element> Drafter<'a, E> {
+    pub(crate) fn of(layer: &'a MtpLayer<E>, table: &'a Buffer<E>) -> Self {
+        Self { layer, table: layer.table.as_ref().unwrap_or(table) }
+    }
+
+    pub(crate) fn keys(&self, is_given: bool) -> Keys {
+        match (is_given, &self.layer.block.indexer) {
+            (true, _) => Keys::Selected,
+            (false, Some(_)) => Keys::Choose,
+            (false, None) => Keys::All,
+        }
+    }
+
+    /// Everything up to the KV of all rows.
+    pub(crate) fn begin(
+        &self,
+        device: &Device<E>,
+        pass: &Pass<'_>,
+        hidden: View<'_, E>,
+        (cache, keys): (&mut LayerCache<E>, Keys),
+        ws: &mut Workspace<E>,
+    ) -> Result<(), GpuError> {
+        let layer = self.layer;
+        let (enorm, hnorm) = (device.norm(&layer.enorm), device.norm(&layer.hnorm));
+        let input = MtpInput { ids: pass.ids, table: self.table.view(), hidden, enorm, hnorm };
+        device.kernels.mtp_input(pass.rows, &input, ws.mtp.view_mut())?;
+        let (n_rows, width) = (pass.rows.n_rows, 2 * device.sizes.hidden);
+        let x = (ws.mtp.view(), width);
+        device.linear(n_rows, x, &layer.eh_proj, ws.residual.view_mut())?;
+        let norm: Norm<'_> = device.norm(&layer.block.input_norm);
+        device.kernels.rms_norm(pass.rows, ws.residual.view(), norm, ws.x.view_mut())?;
+        layer.block.write_kv(device, pass, keys, cache, ws)
+    }
+
+    /// Takes some of the rows that [`Self::begin`] left in `from` to `to`.
+    pub(crate) fn narrow(
+        &self,
+        device: &Device<E>,
+        rows: View<'_, i32>,
+        from: &Workspace<E>,
+        to: &mut Workspace<E>,
+    ) -> Result<(), GpuError> {
+        let (kernels, sizes) = (&device.kernels, &device.sizes);
+        let hidden = sizes.hidden;
+        kernels.gather_rows(rows, from.residual.view(), hidden, to.residual.view_mut())?;
+        kernels.gather_rows(rows, from.x.view(), hidden, to.x.view_mut())?;
+        if sizes.has_latent {
+            return kernels.gather_rows(rows, from.q_a.view(), sizes.q, to.q_a.view_mut());
+        }
+        let width = sizes.qkv(self.layer.block.indexer.is_some());
+        kernels.gather_rows(rows, from.qkv.view(), width, to.qkv.view_mut())
+    }
+
+    /// Attention and feed-forward; hidden states after `shared_head.norm` come to `ws.x`.
+    pub(crate) fn end(
+        &self,
+        device: &Device<E>,
+        pass: &Pass<'_>,
+        (cache, keys): (&LayerCache<E>, Keys),
+        ws: &mut Workspace<E>,
+    ) -> Result<(), GpuError> {
+        let next = device.norm(&self.layer.norm);
+        self.layer.block.attend(device, pass, keys, cache, (ws, next))
+    }
+}

@@ -1,0 +1,101 @@
+//! The rows of a pass on the device.
+
+use batch_layout::BatchLayout;
+use gpu_kernels::{PagedRows, PassRows, RowsMut};
+use gpu_runtime::{Buffer, Gpu, GpuError, Stream, View};
+
+/// Arrays of the rows and sequences of passes; as [`PagedRows`] and [`PassRows`] say.
+#[derive(Debug)]
+pub(crate) struct RowArrays {
+    pub(crate) pos: Buffer<i32>,
+    pub(crate) seq: Buffer<i32>,
+    pub(crate) slot: Buffer<i32>,
+    pub(crate) ids: Buffer<i32>,
+    pub(crate) start: Buffer<i32>,
+    pub(crate) kv_len: Buffer<i32>,
+}
+
+/// A pass: its rows, and bounds that size grids.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pass<'a> {
+    pub(crate) rows: PassRows<'a>,
+    pub(crate) paged: PagedRows<'a>,
+    pub(crate) ids: View<'a, i32>,
+    /// No sequence is longer.
+    pub(crate) max_kv_len: usize,
+    /// No sequence has more rows.
+    pub(crate) rows_per_seq: usize,
+}
+
+/// Block tables on the device, `[n_seqs, stride]` with the tokens of a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables<'a> {
+    pub(crate) blocks: View<'a, i32>,
+    pub(crate) block_size: usize,
+}
+
+impl RowArrays {
+    pub(crate) fn new(gpu: &Gpu, n_rows: usize, n_seqs: usize) -> Result<Self, GpuError> {
+        Ok(Self {
+            pos: gpu.alloc(n_rows)?,
+            seq: gpu.alloc(n_rows)?,
+            slot: gpu.alloc(n_rows)?,
+            ids: gpu.alloc(n_rows)?,
+            start: gpu.alloc(n_seqs + 1)?,
+            kv_len: gpu.alloc(n_seqs)?,
+        })
+    }
+
+    /// The first `n_rows` rows and `n_seqs` sequences, to be written.
+    pub(crate) fn first_mut(&mut self, (n_rows, n_seqs): (usize, usize)) -> RowsMut<'_> {
+        RowsMut {
+            row_pos: self.pos.slice_mut(..n_rows),
+            row_seq: self.seq.slice_mut(..n_rows),
+            row_slot: self.slot.slice_mut(..n_rows),
+            ids: self.ids.slice_mut(..n_rows),
+            row_start: self.start.slice_mut(..=n_seqs),
+            kv_len: self.kv_len.slice_mut(..n_seqs),
+        }
+    }
+
+    /// Copies a layout's rows with their token ids, and waits for it.
+    pub(crate) fn upload(
+        &mut self,
+        stream: &Stream,
+        layout: &BatchLayout,
+        ids: &[i32],
+    ) -> Result<(), GpuError> {
+        let (n_rows, n_seqs) = (layout.n_tokens(), layout.n_seqs());
+        stream.upload(layout.positions(), self.pos.slice_mut(..n_rows))?;
+        stream.upload(layout.token_to_seq(), self.seq.slice_mut(..n_rows))?;
+        stream.upload(layout.slot_mapping(), self.slot.slice_mut(..n_rows))?;
+        stream.upload(ids, self.ids.slice_mut(..n_rows))?;
+        stream.upload(layout.cu_seqlens_q(), self.start.slice_mut(..=n_seqs))?;
+        stream.upload(layout.kv_lens(), self.kv_len.slice_mut(..n_seqs))
+    }
+
+    /// The first `n_rows` rows of `n_seqs` sequences as a pass.
+    pub(crate) fn pass<'a>(
+        &'a self,
+        (n_rows, n_seqs): (usize, usize),
+        tables: Tables<'a>,
+        (max_kv_len, rows_per_seq): (usize, usize),
+    ) -> Pass<'a> {
+        let (pos, seq, slot) =
+            (self.pos.slice(..n_rows), self.seq.slice(..n_rows), self.slot.slice(..n_rows));
+        Pass {
+            rows: PassRows { n_rows, seq, pos, slot },
+            paged: PagedRows {
+                row_pos: pos,
+                row_seq: seq,
+                row_start: self.start.slice(..=n_seqs),
+                kv_len: self.kv_len.slice(..n_seqs),
+                block_tables: tables.blocks,
+                block_size: tables.block_size,
+            },
+            ids: self.ids.slice(..n_rows),
+            max_kv_len,
+            rows_per_seq,
+        }
+    }
+}
