@@ -76,6 +76,20 @@ pub trait StepExecutor {
     }
 }
 
+impl<X: StepExecutor + ?Sized> StepExecutor for Box<X> {
+    fn limits(&self) -> ExecutorLimits {
+        (**self).limits()
+    }
+
+    fn launch(&mut self, plan: &StepPlan) {
+        (**self).launch(plan);
+    }
+
+    fn collect(&mut self, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+        (**self).collect(outcome)
+    }
+}
+
 /// Why a step has no outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -38,6 +38,7 @@
 mod drawn;
 mod error;
 mod gpu;
+mod gpu_runner;
 mod kv_cache;
 mod limits;
 mod prompt_logprobs;
@@ -52,6 +53,7 @@ mod verify;
 mod tests;
 
 pub use error::RunnerError;
+pub use gpu_runner::GpuRunner;
 pub use limits::{AttentionChoice, DraftSampling, RunnerOptions};
 pub use models::{IndexCacheDtype, KvInit};
 pub use runner::Runner;

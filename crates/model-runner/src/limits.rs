@@ -43,6 +43,8 @@ pub struct RunnerOptions {
     /// Share of a GPU's memory that weights, workspaces and the KV pool take together, where
     /// `num_blocks` is not given, in (0, 1].
     pub gpu_memory_utilization: f64,
+    /// Whether decode steps on a GPU are replayed as graphs.
+    pub gpu_graphs: bool,
 }
 
 /// Which attention backend a runner uses.
@@ -84,6 +86,7 @@ impl Default for RunnerOptions {
             draft_sampling: DraftSampling::Greedy,
             synthetic_acceptance: None,
             gpu_memory_utilization: 0.9,
+            gpu_graphs: true,
         }
     }
 }

@@ -27,7 +27,7 @@ pub struct Runner {
     pub(crate) subject: Subject,
     limits: ExecutorLimits,
     queue: StepQueue,
-    tables: BlockTables,
+    pub(crate) tables: BlockTables,
     pub(crate) samplers: Samplers,
     staging: Staging,
     verifier: Verifier,
@@ -133,7 +133,11 @@ impl Runner {
     }
 
     /// Runs a step whose tokens are known. The block tables follow the plan even if it is refused.
-    fn run(&mut self, plan: &StepPlan, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+    pub(crate) fn run(
+        &mut self,
+        plan: &StepPlan,
+        outcome: &mut StepOutcome,
+    ) -> Result<(), ExecutorError> {
         let at_step = |error: String| format!("{}: {error}", plan.step_id);
         // Without its changes, no table of a later plan can be trusted.
         let no_table = |error| ExecutorError::Fatal(at_step(error));

@@ -5,9 +5,10 @@ use std::sync::{Arc, mpsc};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
-use engine_types::OutputMode;
+use engine_types::{OutputMode, StepExecutor};
+use gpu_runtime::{DeviceChoice, Gpu};
 use model_config::{ConfigSummary, ModelConfig, RawConfig, StoredDtype};
-use model_runner::{DraftSampling, IndexCacheDtype, Runner, RunnerError, RunnerOptions};
+use model_runner::{DraftSampling, GpuRunner, IndexCacheDtype, Runner, RunnerError, RunnerOptions};
 use models::{ComputeDtype, LoadError, LoadOptions};
 use scheduler::{DraftPolicy, SchedulerConfig, SchedulingPolicy};
 use settings::{
@@ -71,11 +72,18 @@ pub(crate) fn start_engine(args: &EngineSettings, drafting: DraftingArg) -> Resu
     let (dir, dtype, format) = (model.dir.clone(), model.dtype, args.load_format);
     tracing::info!(model = %dir.display(), ?dtype, load_format = ?format, "loading");
     let (share_sender, index_share) = mpsc::sync_channel(1);
-    let make_runner = move || {
-        let runner = load_runner(&dir, dtype, format, &options)?;
+    let gpu = open_gpu(&args.device)?;
+    let make_runner = move || -> Result<Box<dyn StepExecutor>> {
         // Whoever starts the engine waits for this and cannot have gone.
-        let _ = share_sender.send(runner.shares_index());
-        anyhow::Ok(runner)
+        let tell = |is_shared| drop(share_sender.send(is_shared));
+        if let Some(gpu) = gpu {
+            let runner = load_gpu_runner(&gpu, &dir, dtype, format, &options)?;
+            tell(runner.shares_index());
+            return Ok(Box::new(runner));
+        }
+        let runner = load_runner(&dir, dtype, format, &options)?;
+        tell(runner.shares_index());
+        Ok(Box::new(runner))
     };
     let config = EngineConfig { scheduler, max_queue_wait: args.max_queue_wait };
     let (handle, thread) = Engine::spawn(config, make_runner)?;
@@ -137,6 +145,8 @@ fn runner_options(args: &EngineSettings) -> Result<RunnerOptions> {
             DraftSamplingArg::Sampled => DraftSampling::Sampled,
         },
         synthetic_acceptance: synthetic_acceptance(args)?,
+        gpu_memory_utilization: args.gpu_memory_utilization,
+        gpu_graphs: !args.no_gpu_graphs,
         ..RunnerOptions::default()
     })
 }
@@ -152,26 +162,52 @@ fn synthetic_acceptance(args: &EngineSettings) -> Result<Option<SyntheticAccepta
     by_length.or(by_rate).transpose()
 }
 
-/// Reads or makes the weights and allocates the KV caches.
-pub(crate) fn load_runner(
+/// The GPU that `device` names; `None` for the CPU.
+fn open_gpu(device: &str) -> Result<Option<Gpu>> {
+    let choice: DeviceChoice = device.parse().context("--device")?;
+    let gpu = Gpu::open(&choice).context("--device")?;
+    if let Some(gpu) = &gpu {
+        let info = gpu.info();
+        tracing::info!(device = info.name, arch = info.arch, "running on a GPU");
+    }
+    Ok(gpu)
+}
+
+/// The same on a GPU.
+fn load_gpu_runner(
+    gpu: &Gpu,
     dir: &Path,
     dtype: ComputeDtype,
     format: LoadFormatArg,
     options: &RunnerOptions,
-) -> Result<Runner> {
-    let drafting = options.num_speculative_tokens > 0;
-    let format = match format {
+) -> Result<GpuRunner> {
+    let (config, drafting) = (ModelConfig::load(dir)?, options.num_speculative_tokens > 0);
+    let target = (tch::Device::Cpu, dtype.kind());
+    let tensors = weights::load(dir, &config, load_format(format), drafting, target);
+    let tensors = tensors.map_err(|error| no_weights(error.into()))?;
+    GpuRunner::new(gpu, config, tensors, dtype, options).map_err(refused)
+}
+
+fn load_format(format: LoadFormatArg) -> LoadFormat {
+    match format {
         LoadFormatArg::Auto => LoadFormat::Auto,
         LoadFormatArg::Dummy => LoadFormat::Dummy,
-    };
-    let load = LoadOptions { dtype, format, drafting, ..LoadOptions::default() };
-    let model = models::load(dir, load).map_err(|error| match error {
+    }
+}
+
+/// Adds the way out to an error about weights.
+fn no_weights(error: LoadError) -> anyhow::Error {
+    match error {
         LoadError::Weights(error @ WeightsError::NoWeights { .. }) => {
             anyhow!("{error}; give --load-format dummy to run it with random ones")
         }
         error => error.into(),
-    })?;
-    Runner::new(model, options).map_err(|error| match error {
+    }
+}
+
+/// Names the flags in an error of a runner.
+fn refused(error: RunnerError) -> anyhow::Error {
+    match error {
         RunnerError::IndexShare { reason } => {
             anyhow!("--index-share on: {reason}; give --index-share auto or off")
         }
@@ -183,7 +219,21 @@ pub(crate) fn load_runner(
             anyhow!("--draft-sampling sampled: {reason}; give --draft-sampling greedy")
         }
         error => error.into(),
-    })
+    }
+}
+
+/// Reads or makes the weights and allocates the KV caches.
+pub(crate) fn load_runner(
+    dir: &Path,
+    dtype: ComputeDtype,
+    format: LoadFormatArg,
+    options: &RunnerOptions,
+) -> Result<Runner> {
+    let drafting = options.num_speculative_tokens > 0;
+    let format = load_format(format);
+    let load = LoadOptions { dtype, format, drafting, ..LoadOptions::default() };
+    let model = models::load(dir, load).map_err(no_weights)?;
+    Runner::new(model, options).map_err(refused)
 }
 
 /// Decides the CPU threads: those of the kernels, one a core where `threads` does not say.

@@ -102,9 +102,34 @@ pub struct EngineSettings {
     /// the same either way
     #[arg(long)]
     pub no_prefix_caching: bool,
+    /// Where the model runs: auto takes the first GPU that is usable, and else the CPU
+    #[arg(long, value_name = "auto|cpu|cuda:N|rocm:N", default_value = "auto", value_parser = device)]
+    pub device: String,
+    /// Share of the GPU's memory that weights, workspaces and the KV pool take together, where
+    /// --num-blocks is not given
+    #[arg(long, default_value_t = 0.9, value_parser = share)]
+    pub gpu_memory_utilization: f64,
+    /// Queue the launches of decode steps on a GPU one by one instead of replaying graphs; outputs
+    /// are the same either way
+    #[arg(long)]
+    pub no_gpu_graphs: bool,
     /// CPU threads [default: one a core]
     #[arg(long)]
     pub threads: Option<usize>,
+}
+
+fn device(text: &str) -> Result<String, String> {
+    let is_number = |text: &str| text.parse::<u32>().is_ok();
+    let is_device = match text.split_once(':') {
+        None => matches!(text, "auto" | "cpu" | "cuda" | "rocm"),
+        Some((kind, number)) => matches!(kind, "cuda" | "rocm") && is_number(number),
+    };
+    if is_device { Ok(text.to_owned()) } else { Err("give auto, cpu, cuda:N or rocm:N".to_owned()) }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share: &f64| *share > 0.0 && *share <= 1.0);
+    share.ok_or_else(|| "give a number above 0 and up to 1".to_owned())
 }
 
 fn at_least_1() -> RangedI64ValueParser<u32> {

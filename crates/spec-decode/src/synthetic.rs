@@ -72,7 +72,8 @@ impl SyntheticAcceptance {
 
     /// How many of `n_drafts` drafts are accepted in verify step `step`, in the window whose first
     /// logits row is `first`.
-    pub(crate) fn n_accepted(&self, step: u64, first: usize, n_drafts: usize) -> usize {
+    #[must_use]
+    pub fn n_accepted(&self, step: u64, first: usize, n_drafts: usize) -> usize {
         let n_places = n_drafts.min(self.marginal.len());
         let is_accepted = |&at: &usize| uniform(step, first + at) < self.conditional(at);
         (0..n_places).take_while(is_accepted).count()

@@ -1,0 +1,428 @@
+//! The step executor of a GPU: decode steps run on the device alone, the others through [`Runner`].
+
+use std::collections::{BTreeSet, VecDeque};
+
+use engine_types::{
+    BlockId, ExecutorError, ExecutorLimits, IndexerCounts, MAX_STEPS_IN_FLIGHT, PlanRow,
+    StepExecutor, StepOutcome, StepPlan, TokenId, TokenSource,
+};
+use gpu_model::{AnyModel, DecodeOptions, GpuModel, PassLimits, SlotRecord, TableUpdate};
+use gpu_runtime::Gpu;
+use model_config::ModelConfig;
+use models::ComputeDtype;
+use spec_decode::SyntheticAcceptance;
+use weights::TensorMap;
+
+use crate::error::RunnerError;
+use crate::gpu::GpuSubject;
+use crate::limits::{Planned, RunnerOptions, plan_limits};
+use crate::runner::{Runner, proposer};
+use crate::subject::Subject;
+
+/// A model on a GPU with its KV caches, behind [`StepExecutor`].
+///
+/// A step in which every row greedily continues an output (a *decode step*) is queued on the device
+/// when it is launched, whatever is in flight before it: its lengths, tokens and drafts are taken
+/// from the step before on the device. Any other step waits for what is in flight, and runs pass by
+/// pass.
+pub struct GpuRunner {
+    runner: Runner,
+    /// Launched and not collected.
+    steps: VecDeque<Launched>,
+    /// The step launched last, whatever became of it.
+    last: Last,
+    /// The outcome of the step collected last, if it did not fail.
+    previous: Option<StepOutcome>,
+    /// Tables that changed since the device was told.
+    changed: BTreeSet<u32>,
+    synthetic: Option<SyntheticAcceptance>,
+    index_share: bool,
+    facts: Facts,
+}
+
+#[derive(Clone, Copy)]
+struct Facts {
+    /// The most rows of a decode step, and the most drafts.
+    max_slots: usize,
+    max_drafts: u32,
+    topk: u64,
+    /// Indexers of the target.
+    n_indexers: u64,
+    /// Whether the draft layer has one.
+    drafts_have_indexer: bool,
+}
+
+struct Launched {
+    plan: StepPlan,
+    run: Run,
+}
+
+enum Run {
+    OnDevice,
+    Done(Result<StepOutcome, ExecutorError>),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Last {
+    None,
+    OnDevice,
+    Host,
+}
+
+impl GpuRunner {
+    /// Puts a model on the device and plans its memory: the KV pool takes what weights and
+    /// workspaces leave of [`RunnerOptions::gpu_memory_utilization`].
+    ///
+    /// # Errors
+    ///
+    /// [`RunnerError`] as of [`Runner::new`], or if the device fails or has no room.
+    pub fn new(
+        gpu: &Gpu,
+        config: ModelConfig,
+        tensors: TensorMap,
+        dtype: ComputeDtype,
+        options: &RunnerOptions,
+    ) -> Result<Self, RunnerError> {
+        let drafts = options.num_speculative_tokens as usize;
+        let num_mtp_layers = if drafts > 0 { config.num_mtp_layers } else { 0 };
+        let kind = dtype.kind();
+        let planned = |config| Planned { config, num_mtp_layers, kind };
+        // Checks the options before anything is loaded.
+        let bounds = plan_limits(options, planned(&config))?;
+        let passes = PassLimits {
+            max_rows: bounds.max_num_batched_tokens as usize,
+            max_seqs: bounds.max_num_seqs as usize,
+            max_len: bounds.max_model_len as usize,
+            max_window: drafts + 1,
+            block_size: bounds.block_size as usize,
+            num_blocks: 0,
+        };
+        let total = gpu.info().total_bytes;
+        let with = (drafts > 0, passes);
+        let mut model: Box<dyn AnyModel> = match dtype {
+            ComputeDtype::Float32 => {
+                Box::new(GpuModel::<f32>::load(gpu, config.clone(), tensors, with)?)
+            }
+            ComputeDtype::Bfloat16 => {
+                Box::new(GpuModel::<half::bf16>::load(gpu, config.clone(), tensors, with)?)
+            }
+        };
+        let memory = gpu.memory().map_err(gpu_model::ModelError::from)?;
+        let spared = (total as f64 * (1.0 - options.gpu_memory_utilization)) as u64;
+        let kv_cache_bytes = (memory.free as u64).saturating_sub(spared);
+        let limits =
+            plan_limits(&RunnerOptions { kv_cache_bytes, ..options.clone() }, planned(&config))?;
+        model.allocate_caches(limits.num_blocks as usize).map_err(gpu_model::ModelError::from)?;
+        let proposer = proposer(&config, (num_mtp_layers, model.can_share_selection()), options)?;
+        let index_share = proposer.shares_index();
+        let decode = DecodeOptions {
+            num_speculative_tokens: drafts,
+            index_share,
+            sizes: sizes(limits.max_num_seqs as usize),
+            graphs: options.gpu_graphs,
+            is_forced: options.synthetic_acceptance.is_some(),
+        };
+        let graphs = model.prepare_decode(decode).map_err(gpu_model::ModelError::from)?;
+        let left = gpu.memory().map_err(gpu_model::ModelError::from)?;
+        tracing::info!(
+            device = gpu.info().name,
+            num_blocks = limits.num_blocks,
+            free_bytes = left.free,
+            ?graphs,
+            "runner ready on the GPU; graphs are (slots, launches)"
+        );
+        let dsa = config.dsa.as_ref();
+        let layers = 0..config.num_hidden_layers;
+        let facts = Facts {
+            max_slots: limits.max_num_seqs as usize,
+            max_drafts: limits.max_num_speculative_tokens,
+            topk: dsa.map_or(0, |dsa| dsa.index_topk as u64),
+            n_indexers: layers.filter(|&idx| config.has_indexer(idx)).count() as u64,
+            drafts_have_indexer: drafts > 0 && config.has_indexer(config.num_hidden_layers),
+        };
+        let subject = Subject::Gpu(GpuSubject::new(model));
+        Ok(Self {
+            runner: Runner::of(subject, limits, proposer, options),
+            steps: VecDeque::new(),
+            last: Last::None,
+            previous: None,
+            changed: BTreeSet::new(),
+            synthetic: options.synthetic_acceptance.clone(),
+            index_share,
+            facts,
+        })
+    }
+
+    /// Whether draft steps after the first reuse its selection of keys.
+    #[must_use]
+    pub fn shares_index(&self) -> bool {
+        self.index_share
+    }
+
+    /// Whether the device can run the step without the host.
+    fn is_decode(&self, plan: &StepPlan) -> bool {
+        let is_decode = |row: &PlanRow| {
+            let is_window = row.samples && row.n_query == row.n_draft + 1;
+            is_window
+                && !row.prefill
+                && !row.has_sampler
+                && row.n_draft.max(row.n_propose) <= self.facts.max_drafts
+                && plan.masks(row).is_empty()
+        };
+        let is_small = (1..=self.facts.max_slots).contains(&plan.rows().len());
+        is_small
+            && plan.copies().is_empty()
+            && plan.sampler_setups().is_empty()
+            && plan.rows().iter().all(is_decode)
+    }
+
+    /// Queues a decode step.
+    fn launch_on_device(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
+        let is_told = self.last == Last::OnDevice;
+        let mut records = Vec::with_capacity(plan.rows().len());
+        let mut first = 0;
+        for row in plan.rows() {
+            let drafts = plan.drafts(row);
+            let mut record = SlotRecord {
+                source: None,
+                table: row.table.slot,
+                valid_len: row.n_computed,
+                last_token: plan.tokens(row).first().copied().unwrap_or_default(),
+                n_drafts: row.n_draft,
+                n_wanted: row.n_propose,
+                forced: 0,
+                drafts,
+            };
+            if let TokenSource::InFlight { row } = row.source {
+                assert!(is_told, "a plan whose tokens the host knows was resolved");
+                record.source = Some(row);
+            }
+            if let Some(synthetic) = &self.synthetic {
+                let n_drafts = row.n_draft as usize;
+                record.forced = synthetic.n_accepted(plan.step_id.0, first, n_drafts) as u32;
+            }
+            first += row.n_draft as usize + 1;
+            records.push(record);
+        }
+        let tables: Vec<(u32, Vec<i32>)> = plan
+            .rows()
+            .iter()
+            .filter(|row| self.changed.remove(&row.table.slot))
+            .map(|row| {
+                let blocks = self.runner.tables.blocks(row.table).iter();
+                (row.table.slot, blocks.map(|&BlockId(block)| block.cast_signed()).collect())
+            })
+            .collect();
+        let updates: Vec<TableUpdate<'_>> =
+            tables.iter().map(|(table, blocks)| TableUpdate { table: *table, blocks }).collect();
+        let result = self.with_model(|model| model.launch_step(&updates, &records));
+        // A device that does not take a step takes none behind it.
+        result.map_err(|error| ExecutorError::Fatal(format!("{}: the GPU: {error}", plan.step_id)))
+    }
+
+    fn with_model<T>(&self, run: impl FnOnce(&mut dyn AnyModel) -> T) -> T {
+        let Subject::Gpu(subject) = &self.runner.subject else {
+            unreachable!("the runner's subject is on the GPU")
+        };
+        run(subject.model.borrow_mut().as_mut())
+    }
+
+    /// Waits for the steps in flight, whose outcomes are kept until they are collected.
+    fn settle(&mut self) {
+        for idx in 0..self.steps.len() {
+            if matches!(self.steps[idx].run, Run::OnDevice) {
+                let plan = std::mem::take(&mut self.steps[idx].plan);
+                let outcome = self.read(&plan, self.outcome_before(idx));
+                self.steps[idx] = Launched { plan, run: Run::Done(outcome) };
+            }
+        }
+    }
+
+    /// The outcome of the step before step `idx` of those in flight, if it did not fail.
+    fn outcome_before(&self, idx: usize) -> Option<&StepOutcome> {
+        match idx.checked_sub(1).map(|before| &self.steps[before].run) {
+            None => self.previous.as_ref(),
+            Some(Run::Done(outcome)) => outcome.as_ref().ok(),
+            Some(Run::OnDevice) => unreachable!("steps are read in their order"),
+        }
+    }
+
+    /// Waits for the oldest decode step and reads its outcome.
+    fn read(
+        &self,
+        plan: &StepPlan,
+        before: Option<&StepOutcome>,
+    ) -> Result<StepOutcome, ExecutorError> {
+        let mut outcome = StepOutcome::default();
+        let mut counts = Counts::new(self.facts, self.index_share);
+        let (mut tokens, mut drafts): (Vec<TokenId>, Vec<TokenId>) = (vec![], vec![]);
+        let rows = plan.rows();
+        let result = self.with_model(|model| {
+            model.collect_step(rows.len(), &mut |slot, result| {
+                let row = &rows[slot];
+                let known = |ids: &[i32], to: &mut Vec<TokenId>| {
+                    to.clear();
+                    to.extend(ids.iter().map(|id| id.cast_unsigned()));
+                };
+                known(result.tokens, &mut tokens);
+                known(result.drafts, &mut drafts);
+                let continued = continued(row, before);
+                match (tokens.len(), continued) {
+                    (0, Continued::Nothing) => outcome.push_row(row.request_id, &[], 0, &[]),
+                    (0, _) => {
+                        let why = "the logits of a row have a NaN, or it drafted none";
+                        outcome.push_failed_row(row.request_id, why.to_owned());
+                    }
+                    (n, continued) => {
+                        counts.add(row, continued.n_accepted(), n, drafts.len());
+                        outcome.push_row(row.request_id, &tokens, n as u32 - 1, &drafts);
+                    }
+                }
+            })
+        });
+        result.map_err(|error| ExecutorError::Fatal(format!("{}: the GPU: {error}", plan.step_id)))?;
+        outcome.indexer.target_verify = counts.target;
+        outcome.indexer.draft_steps = counts.drafts;
+        Ok(outcome)
+    }
+
+    /// Runs a step that the host has a part in.
+    fn run_on_host(&mut self, plan: &StepPlan) -> Result<StepOutcome, ExecutorError> {
+        self.settle();
+        let mut resolved = StepPlan::default();
+        resolved.resolve(plan, self.outcome_before(self.steps.len()));
+        let mut outcome = StepOutcome::default();
+        self.runner.run(&resolved, &mut outcome)?;
+        if resolved.rows().len() < plan.rows().len() {
+            let ran = |id| resolved.rows().iter().any(|row| row.request_id == id);
+            let left_out = plan.rows().iter().map(|row| row.request_id).filter(|id| !ran(*id));
+            left_out.for_each(|id| outcome.push_row(id, &[], 0, &[]));
+        }
+        Ok(outcome)
+    }
+}
+
+/// What a row continues.
+#[derive(Clone, Copy)]
+enum Continued {
+    /// Tokens that the plan had.
+    Known,
+    /// A row of the step before that accepted so many drafts.
+    Row { n_accepted: u32 },
+    /// A row without a token, so that there is nothing to run.
+    Nothing,
+}
+
+impl Continued {
+    fn n_accepted(self) -> u32 {
+        if let Self::Row { n_accepted } = self { n_accepted } else { 0 }
+    }
+}
+
+fn continued(row: &PlanRow, before: Option<&StepOutcome>) -> Continued {
+    let TokenSource::InFlight { row: source } = row.source else { return Continued::Known };
+    let answer = before.and_then(|outcome| {
+        let answer = outcome.row_near(source as usize, row.request_id)?;
+        (!outcome.tokens(answer).is_empty()).then_some(answer)
+    });
+    match answer {
+        Some(answer) => Continued::Row { n_accepted: answer.n_accepted },
+        None => Continued::Nothing,
+    }
+}
+
+/// What the indexers did in a decode step.
+struct Counts {
+    facts: Facts,
+    index_share: bool,
+    target: IndexerCounts,
+    drafts: [IndexerCounts; engine_types::MAX_SPECULATIVE_TOKENS],
+}
+
+impl Counts {
+    fn new(facts: Facts, index_share: bool) -> Self {
+        Self { facts, index_share, target: IndexerCounts::default(), drafts: Default::default() }
+    }
+
+    /// Adds a row that was `n_accepted` tokens further than its plan says at least, emitted
+    /// `n_emitted` tokens and made `n_drafts` drafts.
+    fn add(&mut self, row: &PlanRow, n_accepted: u32, n_emitted: usize, n_drafts: usize) {
+        let Facts { topk, n_indexers, drafts_have_indexer, .. } = self.facts;
+        let first = u64::from(row.n_computed + n_accepted);
+        let scored = |position: u64| if position + 1 > topk { position + 1 } else { 0 };
+        let one = |counts: &mut IndexerCounts, n: u64, position: u64| {
+            counts.n_launches = n;
+            counts.n_rows += n;
+            counts.n_scored_keys += n * scored(position);
+        };
+        if n_indexers > 0 {
+            let window = first..first + u64::from(row.n_query);
+            window.for_each(|position| one(&mut self.target, n_indexers, position));
+        }
+        let n_steps = if !drafts_have_indexer {
+            0
+        } else if self.index_share {
+            n_drafts.min(1)
+        } else {
+            n_drafts
+        };
+        for (step, counts) in self.drafts[..n_steps].iter_mut().enumerate() {
+            one(counts, 1, first + n_emitted as u64 - 1 + step as u64);
+        }
+    }
+}
+
+/// The numbers of slots that steps are captured for: powers of two, and the most.
+fn sizes(most: usize) -> Vec<usize> {
+    let powers = (0..).map(|power| 1 << power).take_while(|&size| size < most);
+    powers.chain([most]).collect()
+}
+
+impl StepExecutor for GpuRunner {
+    fn limits(&self) -> ExecutorLimits {
+        self.runner.limits()
+    }
+
+    fn launch(&mut self, plan: &StepPlan) {
+        assert!(self.steps.len() < MAX_STEPS_IN_FLIGHT, "too many steps in flight");
+        self.changed.extend(plan.table_updates().map(|update| update.slot));
+        let mut plan = plan.clone();
+        let mut is_decode = self.is_decode(&plan);
+        if is_decode && self.last != Last::OnDevice {
+            // The device does not know the tokens of the step before.
+            let mut resolved = StepPlan::default();
+            resolved.resolve(&plan, self.outcome_before(self.steps.len()));
+            // Slots are rows: a step that lost one is not for the device.
+            is_decode = resolved.rows().len() == plan.rows().len();
+            if is_decode {
+                plan = resolved;
+            }
+        }
+        let run = if is_decode {
+            self.runner.tables.update(&plan);
+            self.last = Last::OnDevice;
+            let launched = self.launch_on_device(&plan);
+            launched.map_or_else(|error| Run::Done(Err(error)), |()| Run::OnDevice)
+        } else {
+            self.last = Last::Host;
+            Run::Done(self.run_on_host(&plan))
+        };
+        self.steps.push_back(Launched { plan, run });
+    }
+
+    fn collect(&mut self, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
+        let Launched { plan, run } = self.steps.pop_front().expect("a step was launched");
+        let read = match run {
+            Run::OnDevice => self.read(&plan, self.previous.as_ref()),
+            Run::Done(outcome) => outcome,
+        };
+        let result = read.map(|read| {
+            outcome.clone_from(&read);
+            self.previous = Some(read);
+        });
+        if result.is_err() {
+            self.previous = None;
+        }
+        result
+    }
+}
