@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::{libtorch, process, serve, setup};
+use crate::{libtorch, micro, process, serve, setup};
 
 pub(crate) const HELP: &str = "\
 Arguments are those of `tandem-bench`: serve, ab, sweep, compare, report; `cargo xtask bench serve
@@ -14,6 +14,9 @@ Arguments are those of `tandem-bench`: serve, ab, sweep, compare, report; `cargo
   cargo xtask bench ab --a '--index-share on' --b '--index-share off' --output ab.json";
 
 pub(crate) fn run(args: &[String]) -> Result<()> {
+    if args.first().is_some_and(|name| name == "micro") {
+        return micro::run(&args[1..]);
+    }
     let bench = serve::build(&["-p", "bench"])?;
     let mut command = Command::new(bench);
     // The others measure nothing.

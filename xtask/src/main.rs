@@ -6,6 +6,7 @@ mod ci;
 mod codegen;
 mod demo;
 mod libtorch;
+mod micro;
 mod mutants;
 mod process;
 mod serve;
