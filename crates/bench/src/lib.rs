@@ -67,7 +67,7 @@ pub use record::{Arrival, Outcome, Record};
 pub use report::{ReportError, Warning, comparison_markdown, html, markdown, warnings};
 pub use result::{ResultFile, ResultFileError, RunResult, SCHEMA, Workload};
 pub use run::{run_closed, run_open};
-pub use series::{Quantiles, Series, Timeline};
+pub use series::{Quantiles, Series, StepCount, StepRates, Timeline};
 pub use session::{Measured, Plan, Progress, Watcher, measure};
 pub use summary::Summary;
 pub use target::{Counters, Failure, Piece, Pieces, Target, Totals};
