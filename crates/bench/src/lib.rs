@@ -55,8 +55,8 @@ pub use compare::{
 };
 pub use grpc::GrpcTarget;
 pub use machine::{
-    GENERATOR_SHARE, GeneratorLoad, LoadWindow, MachineLoad, Monitor, QUIET_SHARE, SEND_LAG_MS,
-    ServerProcess,
+    GENERATOR_SHARE, GeneratorLoad, HELD_CPUS, HELD_S, HELD_SHARE, LoadWindow, MachineLoad, Monitor,
+    QUIET_SHARE, SEND_LAG_MS, ServerProcess,
 };
 pub use metrics::{Metrics, Slo};
 pub use openai::OpenAiTarget;
