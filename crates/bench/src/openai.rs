@@ -120,10 +120,18 @@ async fn first_model(
         request = request.bearer_auth(token);
     }
     let answer = request.send().await.map_err(|error| connection(&error))?;
-    let models: Value = answer.json().await.map_err(|error| connection(&error))?;
+    let models: Value = accepted(answer).await?.json().await.map_err(|error| connection(&error))?;
     let name = models["data"][0]["id"].as_str();
     name.map(str::to_owned)
         .ok_or_else(|| Failure::new("model", "the server lists no model: name one"))
+}
+
+async fn accepted(answer: Response) -> Result<Response, Failure> {
+    if answer.status() == StatusCode::OK {
+        return Ok(answer);
+    }
+    let class = format!("HTTP {}", answer.status().as_u16());
+    Err(Failure::new(class, answer.text().await.unwrap_or_default()))
 }
 
 fn connection(error: &reqwest::Error) -> Failure {
@@ -145,15 +153,12 @@ impl Target for OpenAiTarget {
             matches!(answer.status(), StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY);
         if asks_for_ids && is_refused {
             answer = self.post(planned, false).await?;
-            let is_better = answer.status() == StatusCode::OK;
-            self.asks_for_ids.fetch_and(!is_better, Ordering::Relaxed);
-        }
-        if answer.status() != StatusCode::OK {
-            let class = format!("HTTP {}", answer.status().as_u16());
-            return Err(Failure::new(class, answer.text().await.unwrap_or_default()));
+            if answer.status() == StatusCode::OK {
+                self.asks_for_ids.store(false, Ordering::Relaxed);
+            }
         }
         let mut reader = Reader::default();
-        let events = answer.bytes_stream().eventsource().map(Some);
+        let events = accepted(answer).await?.bytes_stream().eventsource().map(Some);
         let pieces = events.chain(tokio_stream::once(None)).filter_map(move |event| match event {
             Some(Ok(event)) => reader.event(&event.data).transpose(),
             Some(Err(error)) => Some(Err(Failure::new("connection", error.to_string()))),
