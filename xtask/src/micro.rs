@@ -57,7 +57,10 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     let folder = target.join("micro");
     let kept = |name: &String| folder.join(format!("{name}.json"));
     // Read before minutes are spent.
-    let baseline = options.baseline.as_ref().map(|name| Document::read(&kept(name))).transpose()?;
+    let read = |name: &String| {
+        Document::read(&kept(name)).with_context(|| format!("there is no baseline `{name}`"))
+    };
+    let baseline = options.baseline.as_ref().map(read).transpose()?;
     let benches = benches(&members, &options)?;
     let mut origin = origin(args)?;
     let (benches, others_share) =
