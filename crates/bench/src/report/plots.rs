@@ -207,7 +207,9 @@ fn room_beside((x, y): (i32, i32), label: &str, taken: &[Room]) -> Option<Room> 
     ];
     let rooms = corners.map(|(left, top)| Room { left, top, width, height });
     rooms.into_iter().find(|room| {
-        let is_inside = room.left > Y_AXIS && room.top + height < SIZE.1.cast_signed() - X_AXIS;
+        let (right, bottom) = (room.left + width, room.top + height);
+        let [x_end, y_end] = [SIZE.0, SIZE.1].map(u32::cast_signed);
+        let is_inside = room.left > Y_AXIS && right <= x_end && bottom < y_end - X_AXIS;
         is_inside && !taken.iter().any(|other| other.overlaps(room))
     })
 }
