@@ -172,10 +172,11 @@ fn assert_steps_true(measured: &Measured, lives: &[Life], off: f64) {
     let counted = [counters.decode_steps, counters.prefill_steps, counters.mixed_steps];
     assert_eq!(counted, kinds.map(all));
     let later = || lives.iter().flat_map(|life| life.messages.iter().skip(1));
-    let (n_verified, n_tokens) = later().fold((0, 0), |(steps, all), (_, n)| (steps + 1, all + n));
+    let (n_verified, n_tokens) =
+        later().fold((0_u32, 0), |(steps, all), (_, n)| (steps + 1, all + n));
     let length = f64::from(n_tokens) / f64::from(n_verified);
     for position in 0..N_DRAFTS {
-        let n_accepted = later().filter(|(_, n)| *n > position + 1).count() as u64;
+        let n_accepted = later().map(|(_, n)| u64::from(*n > position + 1)).sum::<u64>();
         assert_eq!(counters.drafted_per_position[position as usize], u64::from(n_verified));
         assert_eq!(counters.accepted_per_position[position as usize], n_accepted);
     }
