@@ -32,8 +32,8 @@ fn bunched_tokens_are_told_by_message_and_by_token() {
     assert!(metrics.peak_output_throughput >= metrics.output_throughput);
 }
 
-/// Messages of several tokens, a run of accepted drafts that an end-of-sequence id cuts, and a reply
-/// of one token.
+/// Messages of several tokens, a run of accepted drafts that an end-of-sequence id cuts, and a
+/// reply of one token.
 #[test]
 fn l25_messages_of_several_tokens_are_measured_right() {
     let metrics = Metrics::of(&[record(0, &[(100, 1), (130, 4), (160, 4)])], &Slo::default());
