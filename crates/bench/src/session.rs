@@ -42,8 +42,8 @@ pub struct Measured {
     pub records: Vec<Record>,
     /// What the server counted between start and end, if it tells.
     pub counters: Option<Counters>,
-    /// The steps it had done at moments of the run, the first and the last included; none if it does
-    /// not tell.
+    /// The steps it had done at moments of the run, the first and the last included; none if it
+    /// does not tell.
     pub steps: Vec<StepCount>,
     /// Whether the run was stopped before its end.
     pub is_partial: bool,
