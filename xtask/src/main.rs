@@ -55,8 +55,8 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "bench",
-        usage: "serve|ab|sweep|compare|report ...",
-        about: "Measure servers, and compare what was measured",
+        usage: "serve|ab|sweep|latency|throughput|seed-table|micro|compare|report ...",
+        about: "Measure servers and engines, and compare what was measured",
         help: bench::HELP,
         run: bench::run,
     },

@@ -15,6 +15,7 @@ use crate::metrics::{Metrics, Slo};
 use crate::provenance::{Provenance, Server};
 use crate::record::Record;
 use crate::series::Series;
+use crate::summary::Summary;
 use crate::target::Counters;
 use crate::workload::Planned;
 
@@ -33,6 +34,8 @@ pub struct ResultFile {
     provenance: Provenance,
     runs: Vec<RunResult>,
     ab: Vec<AbResult>,
+    /// Whether runs that were planned are not there.
+    is_partial: bool,
 }
 
 /// What one run came to.
@@ -64,6 +67,9 @@ pub struct RunResult {
     pub generator: Option<GeneratorLoad>,
     /// Whether the run was cut short.
     pub is_partial: bool,
+    /// Time of a whole batch from its sending to its last end, milliseconds, where requests ran in
+    /// batches.
+    pub batch_ms: Option<Summary>,
     /// What plots need.
     pub series: Series,
     /// Every request, where they are kept.
@@ -144,6 +150,7 @@ impl ResultFile {
             provenance,
             runs: vec![],
             ab: vec![],
+            is_partial: false,
         }
     }
 
@@ -171,9 +178,22 @@ impl ResultFile {
     }
 
     /// Compares the runs of two servers pair by pair, for each setting that both have, and keeps
-    /// what comes of it.
+    /// what comes of it beside what other pairs came to.
     pub fn judge_pairs(&mut self, a: &str, b: &str) {
-        self.ab = AbResult::of_runs(&self.runs, a, b);
+        self.ab.extend(AbResult::of_runs(&self.runs, a, b));
+    }
+
+    /// Marks it, in its title as well: runs that were planned are not there, or not whole.
+    pub fn mark_partial(&mut self) {
+        if !std::mem::replace(&mut self.is_partial, true) {
+            self.title.push_str(" (partial)");
+        }
+    }
+
+    /// Whether runs that were planned are not there, or not whole.
+    #[must_use]
+    pub fn is_partial(&self) -> bool {
+        self.is_partial
     }
 
     /// What readers call it.

@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::compare::FIGURES;
 use crate::{
-    Arrival, Counters, Fact, GeneratorLoad, Load, LoadWindow, MachineLoad, Metrics, Outcome,
+    Arrival, Build, Counters, Fact, GeneratorLoad, Load, LoadWindow, MachineLoad, Metrics, Outcome,
     Planned, Prompt, Provenance, Record, ResultFile, RunResult, Series, Server, ServerProcess, Slo,
     StepCount, Workload,
 };
@@ -16,7 +16,9 @@ use crate::{
 pub(crate) fn file(servers: &[&str]) -> ResultFile {
     let settings = serde_json::json!({"num_prompts": 160, "seed": 0});
     let arguments = ["bench", "serve", "--seed", "0"].map(str::to_owned);
-    let mut file = ResultFile::new(Provenance::now(&arguments, settings), "A <title> & \"more\"");
+    let build = Build::of_this_program("0.1.0+4769999a");
+    let provenance = Provenance::now(build, &arguments, settings);
+    let mut file = ResultFile::new(provenance, "A <title> & \"more\"");
     for name in servers {
         file.add_server(Server {
             synthetic_acceptance: Fact::Known(false),
@@ -62,6 +64,7 @@ pub(crate) fn run(
         counters: Some(counters(657)),
         machine,
         is_partial: false,
+        batch_ms: None,
         series: Series::with_steps(&records, &steps(&records)),
         records: None,
     }
