@@ -83,7 +83,8 @@ pub struct Workload {
     pub description: String,
     /// Requests.
     pub n_requests: usize,
-    /// SHA-256 of the requests, prompts and limits included; in hexadecimal.
+    /// SHA-256 of the requests, prompts and limits included, the number of drafts not: that is a
+    /// setting of the server, which a request only hands on. In hexadecimal.
     pub sha256: String,
 }
 
@@ -91,7 +92,9 @@ impl Workload {
     /// Of these requests.
     #[must_use]
     pub fn of(description: impl Into<String>, requests: &[Planned]) -> Self {
-        let json = serde_json::to_vec(requests).expect("plain data has a JSON form");
+        let asked = |planned: &Planned| Planned { num_speculative_tokens: None, ..planned.clone() };
+        let asked: Vec<Planned> = requests.iter().map(asked).collect();
+        let json = serde_json::to_vec(&asked).expect("plain data has a JSON form");
         Self {
             description: description.into(),
             n_requests: requests.len(),

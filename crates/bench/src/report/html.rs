@@ -272,7 +272,8 @@ fn overview(file: &ResultFile, groups: &[Group<'_>]) -> Result<Vec<Figure>, Repo
         y_max: Some(100.0),
         ..Plot::default()
     };
-    figures.extend(figure("Acceptance by position", "Of the drafts verified there.", &plot)?);
+    let note = "Of the drafts verified there, over all settings.";
+    figures.extend(figure("Acceptance by position", note, &plot)?);
     Ok(figures)
 }
 

@@ -49,9 +49,9 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 impl Plot {
-    /// Whether there is anything to draw.
+    /// Whether there is anything to draw; a single point without a mark cannot be seen.
     pub(super) fn is_empty(&self) -> bool {
-        self.lines.iter().all(|line| line.points.is_empty())
+        self.lines.iter().all(|line| line.points.len() < 2 && line.labels.is_empty())
             && self.bars.iter().all(|bars| bars.heights.is_empty())
     }
 
