@@ -49,7 +49,7 @@ async fn batches(of: &TestEngine, n_most: usize) -> (Measured, usize, Heard) {
     let mut heard = Heard::new(n_most);
     let stop = heard.stop.clone();
     let measured = measure_batches(&target(of), &batches, &stop, &mut heard).await;
-    let (measured, times) = measured.unwrap();
+    let (measured, times) = measured.expect("batches are measured");
     (measured, times.len(), heard)
 }
 

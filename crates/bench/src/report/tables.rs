@@ -185,6 +185,7 @@ pub(super) fn distributions(run: &RunResult) -> Table {
         ("ITL per token (ms)", metrics.itl_token_ms),
         ("ITL per message (ms)", metrics.itl_message_ms),
         ("E2EL (ms)", metrics.e2el_ms),
+        ("batch (ms)", run.batch_ms),
         ("tokens per message", metrics.tokens_per_message),
         ("send lag (ms)", metrics.send_lag_ms),
     ];

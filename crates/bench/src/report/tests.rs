@@ -6,6 +6,7 @@ use crate::provenance::{Fact, Process, Server, Source};
 use crate::result::{ResultFile, RunResult};
 use crate::sample;
 use crate::series::{Series, StepRates, Timeline};
+use crate::summary::Summary;
 
 /// A sweep over two servers, three repeats each.
 fn sweep() -> ResultFile {
@@ -195,6 +196,19 @@ fn the_headline_is_the_sentence_of_pairs_or_the_best_of_each_server() {
     file.judge_pairs("A", "B");
     let text = headline(&file);
     assert!(text.contains("concurrency 4: B against A: ") && !text.contains("up to"), "{text}");
+}
+
+#[test]
+fn what_batches_take_is_on_the_page() {
+    let mut file = sample::file(&["A"]);
+    let run = sample::run(("batch of 8", "A"), 0, 8, 1.0);
+    let batch_ms = Summary::of([1234.0, 4321.0, 1235.0]);
+    file.push(RunResult { batch_ms, ..run }).unwrap();
+    let page = html(&file).unwrap();
+    assert!(texts(&page, "th").contains(&"batch p50".to_owned()));
+    let cells = texts(&page, "td");
+    assert!(["batch (ms)", "1235", "4321"].iter().all(|cell| cells.contains(&(*cell).to_owned())));
+    assert!(!texts(&html(&sweep()).unwrap(), "td").contains(&"batch (ms)".to_owned()));
 }
 
 #[test]
