@@ -235,6 +235,6 @@ mod tests {
         let open = ["--request-rate", "2.5", "--burstiness", "0.5"];
         assert_eq!(of(&open).unwrap(), Load::Open { rate: 2.5, burstiness: 0.5 });
         assert!(of(&[&open[..2], &["--max-concurrency", "4"]].concat()).is_err());
-        assert!(of(&["--request-rate", "-1"]).is_err() && of(&["--request-rate", "nan"]).is_err());
+        assert!(of(&["--request-rate=-1"]).is_err() && of(&["--request-rate=nan"]).is_err());
     }
 }

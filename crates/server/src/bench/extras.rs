@@ -67,13 +67,33 @@ fn seed_table(result: &ResultFile) -> Option<String> {
             seed_row(result, on, again)
         })
         .collect();
-    (!rows.is_empty()).then(|| table(&header, &rows))
+    (!rows.is_empty()).then(|| table(&header, &rows) + &agreement(&of(OFF_AGAIN)))
+}
+
+/// Whether the two servers without sharing are as one.
+fn agreement(again: &[&AbResult]) -> String {
+    let throughputs = || again.iter().filter_map(|ab| Some((ab, row(ab, THROUGHPUT)?)));
+    let differ: Vec<&str> = throughputs()
+        .filter(|(_, row)| row.is_above_noise)
+        .map(|(ab, _)| ab.name.as_str())
+        .collect();
+    if !differ.is_empty() {
+        return format!(
+            "\n**The two servers without sharing differ** by more than the noise with {}: what \
+             sharing changes there is not known.\n",
+            differ.join(" and ")
+        );
+    }
+    let are_told = throughputs().all(|(_, row)| row.interval.is_some());
+    let text = if are_told { "agree within the noise" } else { "ran too few times to compare" };
+    format!("\nThe two servers without sharing {text}.\n")
+}
+
+fn row<'a>(ab: &'a AbResult, figure: &str) -> Option<&'a AbRow> {
+    ab.rows.iter().find(|row| row.figure == figure)
 }
 
 fn seed_row(result: &ResultFile, on: &AbResult, again: Option<&AbResult>) -> Vec<String> {
-    let row = |ab: &AbResult, figure: &str| -> Option<AbRow> {
-        ab.rows.iter().find(|row| row.figure == figure).cloned()
-    };
     let pair = |figure: &str, n_digits: usize| {
         let row = row(on, figure);
         row.map_or_else(none, |row| {
@@ -89,8 +109,8 @@ fn seed_row(result: &ResultFile, on: &AbResult, again: Option<&AbResult>) -> Vec
     vec![
         on.name.trim_end_matches(" tokens in").to_owned(),
         base,
-        again.and_then(|again| row(again, THROUGHPUT)).map_or_else(none, |row| changed(&row)),
-        row(on, THROUGHPUT).map_or_else(none, |row| changed(&row)),
+        again.and_then(|again| row(again, THROUGHPUT)).map_or_else(none, changed),
+        row(on, THROUGHPUT).map_or_else(none, changed),
         pair("TPOT, mean", 2),
         pair("acceptance length", 2),
         pair("acceptance rate", 1),
