@@ -58,9 +58,10 @@ impl OpenAiTarget {
         token: Option<&str>,
     ) -> Result<Self, Failure> {
         let base_url = base_url.trim_end_matches('/');
-        // Each request has a connection of its own or a used one, however many there are.
-        let client =
-            Client::builder().tcp_nodelay(true).build().map_err(|error| connection(&error))?;
+        // Each request has a connection of its own: a server may close a used one, or keep a thread
+        // waiting on it, and either would look like the server's own fault.
+        let client = Client::builder().tcp_nodelay(true).pool_max_idle_per_host(0).build();
+        let client = client.map_err(|error| connection(&error))?;
         let token = token.map(str::to_owned);
         let model = match model {
             Some(model) => model.to_owned(),

@@ -39,26 +39,39 @@ async fn server(answer: fn(&Value) -> (u16, String)) -> OpenAiTarget {
     OpenAiTarget::connect(&url, None, None).await.unwrap()
 }
 
+/// Keeps the connection open, and refuses what comes over a used one.
 async fn exchange(stream: TcpStream, answer: fn(&Value) -> (u16, String)) {
     let mut stream = BufReader::new(stream);
+    let mut is_used = false;
+    while let Some((head, body)) = request(&mut stream).await {
+        let (status, text) = if is_used {
+            (409, "a used connection".to_owned())
+        } else if head.starts_with("GET /v1/models ") {
+            (200, json!({"data": [{"id": "tiny"}]}).to_string())
+        } else {
+            answer(&serde_json::from_slice(&body).unwrap())
+        };
+        let head = format!("HTTP/1.1 {status} so\r\ncontent-length: {}", text.len());
+        stream.write_all(format!("{head}\r\n\r\n{text}").as_bytes()).await.unwrap();
+        is_used = true;
+    }
+}
+
+/// Head and body of the next request; none at the end.
+async fn request(stream: &mut BufReader<TcpStream>) -> Option<(String, Vec<u8>)> {
     let (mut head, mut n_bytes) = (String::new(), 0);
     while !head.ends_with("\r\n\r\n") {
         let start = head.len();
-        stream.read_line(&mut head).await.unwrap();
+        if stream.read_line(&mut head).await.unwrap_or(0) == 0 {
+            return None;
+        }
         if let Some(n) = head[start..].to_lowercase().strip_prefix("content-length:") {
             n_bytes = n.trim().parse().unwrap();
         }
     }
     let mut body = vec![0; n_bytes];
     stream.read_exact(&mut body).await.unwrap();
-    let (status, text) = if head.starts_with("GET /v1/models ") {
-        (200, json!({"data": [{"id": "tiny"}]}).to_string())
-    } else {
-        answer(&serde_json::from_slice(&body).unwrap())
-    };
-    let head = format!("HTTP/1.1 {status} so\r\ncontent-length: {}", text.len());
-    let answer = format!("{head}\r\nconnection: close\r\n\r\n{text}");
-    stream.write_all(answer.as_bytes()).await.unwrap();
+    Some((head, body))
 }
 
 fn stream(events: &[&str]) -> (u16, String) {
