@@ -77,6 +77,23 @@ fn throughput_and_acceptance_fail_a_build() {
     assert_eq!(regressions(&[99., 100., 101.], acceptance), Vec::<String>::new());
 }
 
+/// As they do where drafting adapts to the load.
+#[test]
+fn rates_that_differ_from_repeat_to_repeat_fail_no_build() {
+    let of = |rates: [u64; 3]| {
+        let mut file = sample::file(&["tandem"]);
+        for (repeat, per_thousand) in (0..).zip(rates) {
+            let run = sample::run((NAME, "tandem"), repeat, 4, 1.0);
+            let counters = Some(sample::counters(per_thousand));
+            file.push(RunResult { counters, ..run }).unwrap();
+        }
+        file
+    };
+    let regressions = |a, b| compare(&of(a), &of(b), false).unwrap().regressions();
+    assert_eq!(regressions([560, 740, 790], [570, 670, 690]), Vec::<String>::new());
+    assert_eq!(regressions([740, 745, 790], [670, 680, 730]).len(), 1);
+}
+
 #[test]
 fn what_must_not_be_compared_is_refused_by_name_unless_forced() {
     let a = file(&[100.0; 3], 600);

@@ -9,7 +9,7 @@ use super::tables::{self, Table};
 use super::{ReportError, Warning, number, warnings};
 use crate::arrivals::Load;
 use crate::compare::{FIGURES, Group, groups};
-use crate::provenance::Server;
+use crate::provenance::{Fact, Server};
 use crate::result::{ResultFile, RunResult};
 use crate::series::{Quantiles, StepRates};
 
@@ -143,8 +143,15 @@ fn origin(file: &ResultFile) -> Vec<(String, String)> {
     facts.extend(governor.map(|governor| ("Governor", governor)));
     facts.push(("Requests", asked(file)));
     let mut servers: Vec<(Vec<&str>, String)> = vec![];
-    for Server { name, address, source, checkpoint, .. } in &provenance.servers {
-        let text = format!("{address}; commit {source}; checkpoint {checkpoint}");
+    for Server { name, address, source, checkpoint, process, .. } in &provenance.servers {
+        let mut text = format!("{address}; commit {source}; checkpoint ");
+        text += &match checkpoint {
+            Fact::Known(of) => format!("{}, {:.12}", of.name, of.sha256),
+            Fact::Unknown(_) => checkpoint.to_string(),
+        };
+        if let Some([_, arguments @ ..]) = process.known().map(|of| of.arguments.as_slice()) {
+            text += &format!("; started with {}", arguments.join(" "));
+        }
         match servers.iter_mut().find(|(_, known)| *known == text) {
             Some((names, _)) => names.push(name),
             None => servers.push((vec![name], text)),

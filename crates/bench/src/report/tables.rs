@@ -81,6 +81,7 @@ pub(super) fn counted(file: &ResultFile) -> Option<Table> {
     let header = [
         "setting",
         "server",
+        "drafts",
         "acceptance by position",
         "decode steps",
         "prefill steps",
@@ -98,6 +99,7 @@ pub(super) fn counted(file: &ResultFile) -> Option<Table> {
         table.rows.push(vec![
             group.name.to_owned(),
             group.server.to_owned(),
+            count(counters.draft_tokens),
             if positions.is_empty() { NONE.to_owned() } else { positions.join(", ") },
             count(counters.decode_steps),
             count(counters.prefill_steps),
