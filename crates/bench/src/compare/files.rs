@@ -264,8 +264,9 @@ impl Row {
 }
 
 impl Comparison {
-    /// What is worse in a way that fails a build: acceptance by more than [`ACCEPTANCE_LOSS_MAX`],
-    /// in each repeat below what it was, or output throughput by more than the spread. A program that finds one ends with a failure.
+    /// What is worse in a way that fails a build: output throughput by more than the spread, or
+    /// acceptance by more than [`ACCEPTANCE_LOSS_MAX`], no repeat of it as good as one before. A
+    /// program that finds one ends with a failure.
     #[must_use]
     pub fn regressions(&self) -> Vec<String> {
         self.settings.iter().flat_map(Setting::regressions).collect()
