@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use bench::{
-    Batches, Build, GeneratorLoad, Load, MachineLoad, Measured, Metrics, Monitor, Plan, Progress,
-    Provenance, Record, ResultFile, RunResult, Series, Slo, Summary, Watcher, Workload, measure,
-    measure_batches,
+    Batches, Build, GeneratorLoad, Load, MachineLoad, Measured, Metrics, Monitor, Outcome, Plan,
+    Progress, Provenance, Record, ResultFile, RunResult, Series, Slo, Summary, Watcher, Workload,
+    measure, measure_batches,
 };
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -96,7 +96,8 @@ impl<'a> Sitting<'a> {
         let machine = monitor.finish();
         let measured = measured.with_context(|| run.label.clone())?;
         subject.check()?;
-        if measured.records.is_empty() && self.stop.is_cancelled() {
+        let is_cut = |record: &Record| record.outcome == Outcome::Cut;
+        if self.stop.is_cancelled() && measured.records.iter().all(is_cut) {
             return Ok(());
         }
         let metrics = Metrics::of(&measured.records, &self.slo);
