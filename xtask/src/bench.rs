@@ -1,26 +1,23 @@
-//! `cargo xtask bench`: measure servers.
-
-use std::process::Command;
+//! `cargo xtask bench`: measure servers and engines.
 
 use anyhow::Result;
 
-use crate::{libtorch, process, serve, setup};
+use crate::{micro, serve};
 
 pub(crate) const HELP: &str = "\
-Arguments are those of `tandem-bench`: serve, ab, sweep, compare, report; `cargo xtask bench serve
---help` lists the options of one. Builds `tandem` as well, which --start, --a and --b run:
+Builds and runs `tandem bench` with these arguments, so that results name the commit; `cargo xtask
+bench serve --help` lists the options of one command:
 
   cargo xtask bench serve --start '--model tiny-glm52' --max-concurrency 16 --output result.json
-  cargo xtask bench ab --a '--index-share on' --b '--index-share off' --output ab.json";
+  cargo xtask bench ab --a '--index-share on' --b '--index-share off' --output ab.json
+  cargo xtask bench latency --batch-size 8 --input-len 32 --output-len 128
+  cargo xtask bench seed-table --scale 16 --output seed.json
+
+`micro` runs criterion's benches instead.";
 
 pub(crate) fn run(args: &[String]) -> Result<()> {
-    let bench = serve::build(&["-p", "bench"])?;
-    let mut command = Command::new(bench);
-    // The others measure nothing.
-    if matches!(args.first().map(String::as_str), Some("serve" | "ab" | "sweep")) {
-        setup::ensure_libtorch()?;
-        command.envs(libtorch::loader_path()?);
-        serve::build(&["-p", "server"])?;
+    match args.first() {
+        Some(name) if name == "micro" => micro::run(&args[1..]),
+        _ => serve::run_tandem("bench", args),
     }
-    process::run(command.args(args))
 }

@@ -6,6 +6,7 @@ mod ci;
 mod codegen;
 mod demo;
 mod libtorch;
+mod micro;
 mod mutants;
 mod process;
 mod serve;
@@ -54,8 +55,8 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "bench",
-        usage: "serve|ab|sweep|compare|report ...",
-        about: "Measure servers, and compare what was measured",
+        usage: "serve|ab|sweep|latency|throughput|seed-table|micro|compare|report ...",
+        about: "Measure servers and engines, and compare what was measured",
         help: bench::HELP,
         run: bench::run,
     },

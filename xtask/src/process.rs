@@ -13,6 +13,14 @@ where
 {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
+    // Build scripts that ask for the package in the environment would run anew after a build by
+    // hand, and all behind them: cargo tells this task its own.
+    let is_own = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(is_own) {
+            command.env_remove(name);
+        }
+    }
     command.args(args).current_dir(crate::workspace::root());
     command
 }

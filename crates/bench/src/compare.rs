@@ -59,7 +59,7 @@ pub(crate) struct Figure {
 /// The figure that decides.
 pub(crate) const HEADLINE: &str = "output throughput";
 
-pub(crate) const FIGURES: [Figure; 10] = [
+pub(crate) const FIGURES: [Figure; 11] = [
     Figure {
         label: HEADLINE,
         short: "output tok/s",
@@ -115,6 +115,13 @@ pub(crate) const FIGURES: [Figure; 10] = [
         unit: "ms",
         is_more_better: false,
         of: |run| Some(run.metrics.e2el_ms?.p50),
+    },
+    Figure {
+        label: "batch, median",
+        short: "batch p50",
+        unit: "ms",
+        is_more_better: false,
+        of: |run| Some(run.batch_ms?.p50),
     },
     Figure {
         label: "acceptance length",

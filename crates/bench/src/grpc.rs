@@ -74,7 +74,7 @@ impl GrpcTarget {
     /// If the call fails.
     pub async fn model_info(&self) -> Result<control::GetModelInfoResponse, Failure> {
         let call = self.control.clone().get_model_info(control::GetModelInfoRequest {}).await;
-        call.map(tonic::Response::into_inner).map_err(failure)
+        call.map(tonic::Response::into_inner).map_err(|status| failure(&status))
     }
 
     /// What the server says of itself.
@@ -84,15 +84,16 @@ impl GrpcTarget {
     /// If the call fails.
     pub async fn server_info(&self) -> Result<control::GetServerInfoResponse, Failure> {
         let call = self.control.clone().get_server_info(control::GetServerInfoRequest {}).await;
-        call.map(tonic::Response::into_inner).map_err(failure)
+        call.map(tonic::Response::into_inner).map_err(|status| failure(&status))
     }
 }
 
-fn failure(status: Status) -> Failure {
+pub(crate) fn failure(status: &Status) -> Failure {
     Failure::new(format!("{:?}", status.code()), status.message())
 }
 
-fn request(planned: &Planned) -> pb::GenerateStreamRequest {
+/// The request of the own API.
+pub(crate) fn request(planned: &Planned) -> pb::GenerateStreamRequest {
     pb::GenerateStreamRequest {
         prompt: Some(match &planned.prompt {
             Prompt::Text(text) => PbPrompt::Text(text.clone()),
@@ -119,34 +120,38 @@ fn request(planned: &Planned) -> pb::GenerateStreamRequest {
 impl Target for GrpcTarget {
     async fn send(&self, planned: &Planned) -> Result<Pieces, Failure> {
         let call = self.inference.clone().generate_stream(request(planned)).await;
-        let messages = call.map_err(failure)?.into_inner();
-        let piece = |message: Result<pb::GenerateStreamResponse, Status>| {
-            let message = match message {
-                Ok(message) => message,
-                Err(status) => return Some(Err(failure(status))),
-            };
-            match message.event? {
-                Event::Delta(delta) => {
-                    let n_tokens = u32::try_from(delta.token_ids.len()).unwrap_or(u32::MAX);
-                    (n_tokens > 0).then_some(Ok(Piece::Tokens(n_tokens)))
-                }
-                Event::Finished(finished) => Some(Ok(Piece::Finished(totals(&finished)))),
-                Event::PromptLogprobs(_) => None,
-            }
-        };
+        let messages = call.map_err(|status| failure(&status))?.into_inner();
         Ok(Box::pin(messages.filter_map(piece)))
     }
 
     async fn forget_prompts(&self) -> Result<bool, Failure> {
         let request = control::ClearPrefixCacheRequest {};
         let call = self.control.clone().clear_prefix_cache(request).await;
-        call.map(|_| true).map_err(failure)
+        call.map(|_| true).map_err(|status| failure(&status))
     }
 
     async fn counters(&self) -> Result<Option<Counters>, Failure> {
         let call = self.control.clone().get_stats(control::GetStatsRequest {}).await;
-        let stats = call.map_err(failure)?.into_inner();
+        let stats = call.map_err(|status| failure(&status))?.into_inner();
         Ok(Some(counters(&stats)))
+    }
+}
+
+/// What a message of an answer adds, if anything.
+pub(crate) fn piece(
+    message: Result<pb::GenerateStreamResponse, Status>,
+) -> Option<Result<Piece, Failure>> {
+    let message = match message {
+        Ok(message) => message,
+        Err(status) => return Some(Err(failure(&status))),
+    };
+    match message.event? {
+        Event::Delta(delta) => {
+            let n_tokens = u32::try_from(delta.token_ids.len()).unwrap_or(u32::MAX);
+            (n_tokens > 0).then_some(Ok(Piece::Tokens(n_tokens)))
+        }
+        Event::Finished(finished) => Some(Ok(Piece::Finished(totals(&finished)))),
+        Event::PromptLogprobs(_) => None,
     }
 }
 
@@ -158,7 +163,8 @@ fn totals(finished: &pb::GenerationFinished) -> Totals {
     }
 }
 
-fn counters(stats: &control::GetStatsResponse) -> Counters {
+/// What the own API counts.
+pub(crate) fn counters(stats: &control::GetStatsResponse) -> Counters {
     let speculation = stats.speculation.clone().unwrap_or_default();
     let indexer = stats.indexer.as_ref();
     let parts = indexer.iter().flat_map(|indexer| {

@@ -3,7 +3,7 @@
 //! **Owns** what a server does under load, measured from outside: workloads, closed and open loops,
 //! latencies that are right where a message holds several tokens, what the machine did meanwhile,
 //! provenance, comparison and reports. **Must not know** how a server works; it sees one through
-//! [`Target`].
+//! [`Target`], be it behind a port or an engine in this process.
 //!
 //! Invariants:
 //! * Latencies count from when a request was due. An open loop waits for nobody, so that a server
@@ -30,7 +30,9 @@
 //! ```
 
 mod arrivals;
+mod batches;
 mod compare;
+mod engine;
 mod grpc;
 mod machine;
 mod metrics;
@@ -49,14 +51,16 @@ mod target;
 mod workload;
 
 pub use arrivals::{Load, schedule};
+pub use batches::{Batches, measure_batches};
 pub use compare::{
     ACCEPTANCE_LOSS_MAX, ASSUMED_SPREAD, AbResult, AbRow, CONFIDENCE, Comparison, EFFECT_MIN,
     Finding, Incomparable, Row, Setting, Spread, compare,
 };
+pub use engine::EngineTarget;
 pub use grpc::GrpcTarget;
 pub use machine::{
-    GENERATOR_SHARE, GeneratorLoad, LoadWindow, MachineLoad, Monitor, QUIET_SHARE, SEND_LAG_MS,
-    ServerProcess,
+    GENERATOR_SHARE, GeneratorLoad, HELD_CPUS, HELD_S, HELD_SHARE, LoadWindow, MachineLoad,
+    Monitor, QUIET_SHARE, SEND_LAG_MS, ServerProcess,
 };
 pub use metrics::{Metrics, Slo};
 pub use openai::OpenAiTarget;
@@ -67,7 +71,7 @@ pub use record::{Arrival, Outcome, Record};
 pub use report::{ReportError, Warning, comparison_markdown, html, markdown, warnings};
 pub use result::{ResultFile, ResultFileError, RunResult, SCHEMA, Workload};
 pub use run::{run_closed, run_open};
-pub use series::{Quantiles, Series, Timeline};
+pub use series::{Quantiles, Series, StepCount, StepRates, Timeline};
 pub use session::{Measured, Plan, Progress, Watcher, measure};
 pub use summary::Summary;
 pub use target::{Counters, Failure, Piece, Pieces, Target, Totals};

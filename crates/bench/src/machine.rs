@@ -19,6 +19,13 @@ pub use server::ServerProcess;
 
 /// The share of all processors that others may use on a machine that is called quiet.
 pub const QUIET_SHARE: f64 = 0.05;
+/// The processors that others may use at a time, however many there are: work that is spread over
+/// all of them waits for the one that is held up.
+pub const HELD_CPUS: f64 = 0.5;
+/// How long they may use more: so many seconds, or this share of a longer run.
+pub const HELD_S: f64 = 1.0;
+/// See above.
+pub const HELD_SHARE: f64 = 0.02;
 /// The share of one processor above which a generator is called the bottleneck.
 pub const GENERATOR_SHARE: f64 = 0.8;
 /// The 99th percentile of how late requests are sent above which it is, milliseconds.
@@ -26,6 +33,8 @@ pub const SEND_LAG_MS: f64 = 10.0;
 
 /// Shorter times are not judged: a tick of the kernel's is much of them.
 const JUDGED_S_MIN: f64 = 1.0;
+/// The kernel's ticks in a second.
+const TICKS_PER_S: f64 = 100.0;
 /// Time between two looks at the machine.
 const EVERY: Duration = Duration::from_millis(500);
 /// Names of other processes that are told.
@@ -42,8 +51,8 @@ pub struct MachineLoad {
     pub before: LoadWindow,
     /// From its first request to its end.
     pub during: LoadWindow,
-    /// Whether others than the server and this program used at most [`QUIET_SHARE`]; unset where
-    /// nobody can say.
+    /// Whether others than the server and this program used at most [`QUIET_SHARE`], and not more
+    /// than [`HELD_CPUS`] for long; unset where nobody can say.
     pub is_quiet: Option<bool>,
     /// Why it is not quiet, or why nobody can say.
     pub why_not: Option<String>,
@@ -64,7 +73,10 @@ pub struct LoadWindow {
     pub generator: f64,
     /// Everybody else's, that of other machines on the same hardware (`steal`) included.
     pub others: f64,
-    /// The last one half second by half second.
+    /// Seconds in which they used [`HELD_CPUS`] or more, in steps of half a second.
+    #[serde(default)]
+    pub held_s: f64,
+    /// Their share half second by half second.
     pub others_by_sample: Option<Summary>,
     /// This program's, the same way.
     pub generator_by_sample: Option<Summary>,
@@ -190,11 +202,18 @@ fn judge(
             .collect();
         let names =
             if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
-        format!("others used {} of all processors {when} the run{names}", percent(window.others))
+        let others = percent(window.others);
+        let held = if is_held(window) {
+            format!(", and half a processor or more for {:.1} s of it", window.held_s)
+        } else {
+            String::new()
+        };
+        format!("others used {others} of all processors {when} the run{held}{names}")
     };
     let mut why: Vec<String> = vec![];
     for (window, when) in [(during, "during"), (before, "before")] {
-        if window.seconds >= JUDGED_S_MIN && window.others > QUIET_SHARE {
+        let is_disturbed = window.others > QUIET_SHARE || is_held(window);
+        if window.seconds >= JUDGED_S_MIN && is_disturbed {
             why.push(used(window, when));
         }
     }
@@ -208,6 +227,11 @@ fn judge(
     }
 }
 
+/// Whether others used a processor for long.
+fn is_held(window: &LoadWindow) -> bool {
+    window.held_s >= HELD_S.max(HELD_SHARE * window.seconds)
+}
+
 /// What adds up to a window.
 struct Tally {
     began: Instant,
@@ -215,6 +239,7 @@ struct Tally {
     last: Option<Scan>,
     /// Ticks of all processors: all, busy, the server's, this program's.
     ticks: [u64; 4],
+    held_s: f64,
     others: Vec<f64>,
     generator: Vec<f64>,
     mhz: Vec<f64>,
@@ -229,6 +254,7 @@ impl Tally {
             seconds: 0.0,
             last: first,
             ticks: [0; 4],
+            held_s: 0.0,
             others: vec![],
             generator: vec![],
             mhz: vec![],
@@ -262,6 +288,10 @@ impl Tally {
         }
         let others = busy.saturating_sub(of_server + of_generator);
         self.others.push(share(others, total));
+        let n_cpus = f64::from(scan.n_cpus.max(1));
+        if share(others, total) * n_cpus >= HELD_CPUS {
+            self.held_s += seconds(total) / n_cpus;
+        }
         self.generator.push(share(of_generator, total));
         for (sum, ticks) in self.ticks.iter_mut().zip([total, busy, of_server, of_generator]) {
             *sum += ticks;
@@ -283,12 +313,18 @@ impl Tally {
             server: share(server, total),
             generator: share(generator, total),
             others: share(busy.saturating_sub(server + generator), total),
+            held_s: self.held_s,
             others_by_sample: Summary::of(self.others),
             generator_by_sample: Summary::of(self.generator),
             busiest,
             mhz: Summary::of(self.mhz),
         }
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "ticks stay far below 2^52")]
+fn seconds(ticks: u64) -> f64 {
+    ticks as f64 / TICKS_PER_S
 }
 
 #[expect(clippy::cast_precision_loss, reason = "ticks stay far below 2^52")]

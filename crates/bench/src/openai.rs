@@ -1,7 +1,9 @@
 //! Any server of OpenAI's completions API as a target: what peers are measured through.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use eventsource_stream::Eventsource as _;
-use reqwest::{Client, StatusCode};
+use reqwest::{Client, Response, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
@@ -15,6 +17,8 @@ pub struct OpenAiTarget {
     url: String,
     model: String,
     token: Option<String>,
+    /// Whether the server is asked for the ids of its tokens: some refuse fields they do not know.
+    asks_for_ids: AtomicBool,
 }
 
 /// Part of a stream.
@@ -32,6 +36,7 @@ struct Choice {
     text: String,
     /// vLLM's, where `return_token_ids` asks for them.
     token_ids: Option<Vec<u32>>,
+    finish_reason: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -53,15 +58,17 @@ impl OpenAiTarget {
         token: Option<&str>,
     ) -> Result<Self, Failure> {
         let base_url = base_url.trim_end_matches('/');
-        // Each request has a connection of its own or a used one, however many there are.
-        let client =
-            Client::builder().tcp_nodelay(true).build().map_err(|error| connection(&error))?;
+        // Each request has a connection of its own: a server may close a used one, or keep a thread
+        // waiting on it, and either would look like the server's own fault.
+        let client = Client::builder().tcp_nodelay(true).pool_max_idle_per_host(0).build();
+        let client = client.map_err(|error| connection(&error))?;
         let token = token.map(str::to_owned);
         let model = match model {
             Some(model) => model.to_owned(),
             None => first_model(&client, base_url, token.as_deref()).await?,
         };
-        Ok(Self { client, url: format!("{base_url}/completions"), model, token })
+        let url = format!("{base_url}/completions");
+        Ok(Self { client, url, model, token, asks_for_ids: AtomicBool::new(true) })
     }
 
     /// The name of the model.
@@ -70,7 +77,7 @@ impl OpenAiTarget {
         &self.model
     }
 
-    fn body(&self, planned: &Planned) -> Value {
+    fn body(&self, planned: &Planned, asks_for_ids: bool) -> Value {
         let prompt = match &planned.prompt {
             Prompt::Text(text) => json!(text),
             Prompt::TokenIds(ids) => json!(ids),
@@ -82,8 +89,10 @@ impl OpenAiTarget {
             "temperature": planned.temperature,
             "stream": true,
             "stream_options": {"include_usage": true},
-            "return_token_ids": true,
         });
+        if asks_for_ids {
+            body["return_token_ids"] = json!(true);
+        }
         if planned.ignore_eos {
             body["ignore_eos"] = json!(true);
         }
@@ -91,6 +100,14 @@ impl OpenAiTarget {
             body["seed"] = json!(seed);
         }
         body
+    }
+
+    async fn post(&self, planned: &Planned, asks_for_ids: bool) -> Result<Response, Failure> {
+        let mut request = self.client.post(&self.url).json(&self.body(planned, asks_for_ids));
+        if let Some(token) = &self.token {
+            request = request.bearer_auth(token);
+        }
+        request.send().await.map_err(|error| connection(&error))
     }
 }
 
@@ -104,10 +121,18 @@ async fn first_model(
         request = request.bearer_auth(token);
     }
     let answer = request.send().await.map_err(|error| connection(&error))?;
-    let models: Value = answer.json().await.map_err(|error| connection(&error))?;
+    let models: Value = accepted(answer).await?.json().await.map_err(|error| connection(&error))?;
     let name = models["data"][0]["id"].as_str();
     name.map(str::to_owned)
         .ok_or_else(|| Failure::new("model", "the server lists no model: name one"))
+}
+
+async fn accepted(answer: Response) -> Result<Response, Failure> {
+    if answer.status() == StatusCode::OK {
+        return Ok(answer);
+    }
+    let class = format!("HTTP {}", answer.status().as_u16());
+    Err(Failure::new(class, answer.text().await.unwrap_or_default()))
 }
 
 fn connection(error: &reqwest::Error) -> Failure {
@@ -123,21 +148,22 @@ fn connection(error: &reqwest::Error) -> Failure {
 #[async_trait::async_trait]
 impl Target for OpenAiTarget {
     async fn send(&self, planned: &Planned) -> Result<Pieces, Failure> {
-        let mut request = self.client.post(&self.url).json(&self.body(planned));
-        if let Some(token) = &self.token {
-            request = request.bearer_auth(token);
+        let asks_for_ids = self.asks_for_ids.load(Ordering::Relaxed);
+        let mut answer = self.post(planned, asks_for_ids).await?;
+        let is_refused =
+            matches!(answer.status(), StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY);
+        if asks_for_ids && is_refused {
+            answer = self.post(planned, false).await?;
+            if answer.status() == StatusCode::OK {
+                self.asks_for_ids.store(false, Ordering::Relaxed);
+            }
         }
-        let answer = request.send().await.map_err(|error| connection(&error))?;
-        if answer.status() != StatusCode::OK {
-            let class = format!("HTTP {}", answer.status().as_u16());
-            return Err(Failure::new(class, answer.text().await.unwrap_or_default()));
-        }
-        let mut usage = Totals::default();
-        let events = answer.bytes_stream().eventsource();
-        let pieces = events.filter_map(move |event| match event {
-            Err(error) => Some(Err(Failure::new("connection", error.to_string()))),
-            Ok(event) if event.data == "[DONE]" => Some(Ok(Piece::Finished(usage))),
-            Ok(event) => piece(&event.data, &mut usage).transpose(),
+        let mut reader = Reader::default();
+        let events = accepted(answer).await?.bytes_stream().eventsource().map(Some);
+        let pieces = events.chain(tokio_stream::once(None)).filter_map(move |event| match event {
+            Some(Ok(event)) => reader.event(&event.data).transpose(),
+            Some(Err(error)) => Some(Err(Failure::new("connection", error.to_string()))),
+            None => reader.end().map(Ok),
         });
         Ok(Box::pin(pieces))
     }
@@ -151,41 +177,48 @@ impl Target for OpenAiTarget {
     }
 }
 
-/// What an event of the stream adds, if anything.
-fn piece(data: &str, usage: &mut Totals) -> Result<Option<Piece>, Failure> {
-    let chunk: Chunk = serde_json::from_str(data)
-        .map_err(|error| Failure::new("malformed", format!("{error}: {data}")))?;
-    if let Some(error) = chunk.error {
-        return Err(Failure::new("stream error", error.to_string()));
+/// What has been read of an answer.
+#[derive(Default)]
+struct Reader {
+    usage: Totals,
+    is_finished: bool,
+}
+
+impl Reader {
+    /// What an event adds, if anything.
+    fn event(&mut self, data: &str) -> Result<Option<Piece>, Failure> {
+        if data == "[DONE]" {
+            return Ok(Some(Piece::Finished(self.usage)));
+        }
+        let chunk: Chunk = serde_json::from_str(data)
+            .map_err(|error| Failure::new("malformed", format!("{error}: {data}")))?;
+        if let Some(error) = chunk.error {
+            return Err(Failure::new("stream error", error.to_string()));
+        }
+        if let Some(of_all) = chunk.usage {
+            self.usage =
+                Totals { n_prompt: of_all.prompt_tokens, n_output: of_all.completion_tokens };
+        }
+        let Some(choice) = chunk.choices.into_iter().next() else { return Ok(None) };
+        match choice.finish_reason.as_deref() {
+            None => {}
+            Some("stop" | "length") => self.is_finished = true,
+            // What a server gave up, such as vLLM's `abort`, is not whole.
+            Some(reason) => return Err(Failure::new(format!("finish reason {reason}"), data)),
+        }
+        Ok(match choice.token_ids {
+            Some(ids) if ids.is_empty() => None,
+            Some(ids) => Some(Piece::Tokens(u32::try_from(ids.len()).unwrap_or(u32::MAX))),
+            None if choice.text.is_empty() => None,
+            None => Some(Piece::Text),
+        })
     }
-    if let Some(of_all) = chunk.usage {
-        *usage = Totals { n_prompt: of_all.prompt_tokens, n_output: of_all.completion_tokens };
+
+    /// What the end of the stream adds: some servers send no `[DONE]`.
+    fn end(&self) -> Option<Piece> {
+        self.is_finished.then_some(Piece::Finished(self.usage))
     }
-    let Some(choice) = chunk.choices.into_iter().next() else { return Ok(None) };
-    Ok(match choice.token_ids {
-        Some(ids) if ids.is_empty() => None,
-        Some(ids) => Some(Piece::Tokens(u32::try_from(ids.len()).unwrap_or(u32::MAX))),
-        None if choice.text.is_empty() => None,
-        None => Some(Piece::Text),
-    })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chunks_are_counted_by_ids_where_there_are_any() {
-        let mut usage = Totals::default();
-        let mut read = |data: &str| piece(data, &mut usage);
-        let ids = r#"{"choices": [{"text": "ab", "token_ids": [5, 6]}]}"#;
-        assert_eq!(read(ids), Ok(Some(Piece::Tokens(2))));
-        assert_eq!(read(r#"{"choices": [{"text": "ab"}]}"#), Ok(Some(Piece::Text)));
-        assert_eq!(read(r#"{"choices": [{"text": "", "finish_reason": "length"}]}"#), Ok(None));
-        let last = r#"{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 9}}"#;
-        assert_eq!(read(last), Ok(None));
-        assert_eq!(read(r#"{"error": {"message": "no"}}"#).unwrap_err().class, "stream error");
-        assert_eq!(read("no json").unwrap_err().class, "malformed");
-        assert_eq!(usage, Totals { n_prompt: Some(3), n_output: Some(9) });
-    }
-}
+mod tests;

@@ -114,12 +114,12 @@ impl<T: fmt::Display> fmt::Display for Fact<T> {
 }
 
 impl Provenance {
-    /// That of a measurement that begins now on this machine, of no server yet.
+    /// That of a measurement that `bench` begins now on this machine, of no server yet.
     #[must_use]
-    pub fn now(arguments: &[String], settings: Value) -> Self {
+    pub fn now(bench: Build, arguments: &[String], settings: Value) -> Self {
         Self {
             started_at: Timestamp::now(),
-            bench: Build::of_this_program(),
+            bench,
             arguments: masked(arguments),
             settings,
             host: Host::this(),
@@ -129,12 +129,12 @@ impl Provenance {
 }
 
 impl Build {
-    /// Of the program that runs. Its source is the checkout that it was built in, as git tells now.
+    /// Of the program that runs and has this version, whose build metadata may name its source.
     #[must_use]
-    pub fn of_this_program() -> Self {
+    pub fn of_this_program(version: &str) -> Self {
         Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            source: Source::of_checkout(env!("CARGO_MANIFEST_DIR").as_ref()),
+            version: version.to_owned(),
+            source: Source::of_version(version),
             rustc: env!("BENCH_RUSTC").to_owned(),
             is_optimized: !cfg!(debug_assertions),
         }

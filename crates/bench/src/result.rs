@@ -15,6 +15,7 @@ use crate::metrics::{Metrics, Slo};
 use crate::provenance::{Provenance, Server};
 use crate::record::Record;
 use crate::series::Series;
+use crate::summary::Summary;
 use crate::target::Counters;
 use crate::workload::Planned;
 
@@ -33,6 +34,8 @@ pub struct ResultFile {
     provenance: Provenance,
     runs: Vec<RunResult>,
     ab: Vec<AbResult>,
+    /// Whether runs that were planned are not there.
+    is_partial: bool,
 }
 
 /// What one run came to.
@@ -64,6 +67,9 @@ pub struct RunResult {
     pub generator: Option<GeneratorLoad>,
     /// Whether the run was cut short.
     pub is_partial: bool,
+    /// Time of a whole batch from its sending to its last end, milliseconds, where requests ran in
+    /// batches.
+    pub batch_ms: Option<Summary>,
     /// What plots need.
     pub series: Series,
     /// Every request, where they are kept.
@@ -77,7 +83,8 @@ pub struct Workload {
     pub description: String,
     /// Requests.
     pub n_requests: usize,
-    /// SHA-256 of the requests, prompts and limits included; in hexadecimal.
+    /// SHA-256 of the requests, prompts and limits included, the number of drafts not: that is a
+    /// setting of the server, which a request only hands on. In hexadecimal.
     pub sha256: String,
 }
 
@@ -85,7 +92,9 @@ impl Workload {
     /// Of these requests.
     #[must_use]
     pub fn of(description: impl Into<String>, requests: &[Planned]) -> Self {
-        let json = serde_json::to_vec(requests).expect("plain data has a JSON form");
+        let asked = |planned: &Planned| Planned { num_speculative_tokens: None, ..planned.clone() };
+        let asked: Vec<Planned> = requests.iter().map(asked).collect();
+        let json = serde_json::to_vec(&asked).expect("plain data has a JSON form");
         Self {
             description: description.into(),
             n_requests: requests.len(),
@@ -144,6 +153,7 @@ impl ResultFile {
             provenance,
             runs: vec![],
             ab: vec![],
+            is_partial: false,
         }
     }
 
@@ -171,9 +181,22 @@ impl ResultFile {
     }
 
     /// Compares the runs of two servers pair by pair, for each setting that both have, and keeps
-    /// what comes of it.
+    /// what comes of it beside what other pairs came to.
     pub fn judge_pairs(&mut self, a: &str, b: &str) {
-        self.ab = AbResult::of_runs(&self.runs, a, b);
+        self.ab.extend(AbResult::of_runs(&self.runs, a, b));
+    }
+
+    /// Marks it, in its title as well: runs that were planned are not there, or not whole.
+    pub fn mark_partial(&mut self) {
+        if !std::mem::replace(&mut self.is_partial, true) {
+            self.title.push_str(" (partial)");
+        }
+    }
+
+    /// Whether runs that were planned are not there, or not whole.
+    #[must_use]
+    pub fn is_partial(&self) -> bool {
+        self.is_partial
     }
 
     /// What readers call it.

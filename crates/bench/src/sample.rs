@@ -7,16 +7,18 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::compare::FIGURES;
 use crate::{
-    Arrival, Counters, Fact, GeneratorLoad, Load, LoadWindow, MachineLoad, Metrics, Outcome,
+    Arrival, Build, Counters, Fact, GeneratorLoad, Load, LoadWindow, MachineLoad, Metrics, Outcome,
     Planned, Prompt, Provenance, Record, ResultFile, RunResult, Series, Server, ServerProcess, Slo,
-    Workload,
+    StepCount, Workload,
 };
 
 /// A document without runs, of these servers.
 pub(crate) fn file(servers: &[&str]) -> ResultFile {
     let settings = serde_json::json!({"num_prompts": 160, "seed": 0});
     let arguments = ["bench", "serve", "--seed", "0"].map(str::to_owned);
-    let mut file = ResultFile::new(Provenance::now(&arguments, settings), "A <title> & \"more\"");
+    let build = Build::of_this_program("0.1.0+4769999a");
+    let provenance = Provenance::now(build, &arguments, settings);
+    let mut file = ResultFile::new(provenance, "A <title> & \"more\"");
     for name in servers {
         file.add_server(Server {
             synthetic_acceptance: Fact::Known(false),
@@ -62,7 +64,8 @@ pub(crate) fn run(
         counters: Some(counters(657)),
         machine,
         is_partial: false,
-        series: Series::of(&records),
+        batch_ms: None,
+        series: Series::with_steps(&records, &steps(&records)),
         records: None,
     }
 }
@@ -78,6 +81,22 @@ pub(crate) fn counters(per_thousand: u64) -> Counters {
         decode_steps: 1000,
         ..Counters::default()
     }
+}
+
+/// Looks at a server that does 40 decode steps a second, and a prefill step every half second.
+fn steps(records: &[Record]) -> Vec<StepCount> {
+    let end = records.iter().map(|record| record.ended).max().unwrap_or_default();
+    let look = |i: u32| {
+        let at = (Duration::from_millis(250) * i).min(end);
+        let counters = Counters {
+            decode_steps: u64::from(10 * i),
+            prefill_steps: u64::from(i / 2),
+            ..Counters::default()
+        };
+        StepCount::new(at, &counters)
+    };
+    let n = u32::try_from(end.as_millis() / 250).expect("a short run");
+    (0..=n + 1).map(look).collect()
 }
 
 /// Requests one after the other in each place, with messages of 1 to 4 tokens.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::metrics::spread;
 use crate::record::{Outcome, Record};
+use crate::target::Counters;
 
 /// Most parts of a timeline.
 const N_PARTS_MAX: usize = 120;
@@ -43,6 +44,37 @@ pub struct Timeline {
     pub output_throughput: Vec<f64>,
     /// Mean number of requests that ran.
     pub running: Vec<f64>,
+    /// Steps of the engine a second, by kind; empty where the server does not tell.
+    #[serde(default)]
+    pub steps: StepRates,
+}
+
+/// Steps a second in each part of a [`Timeline`], by what they did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepRates {
+    /// Continued outputs.
+    pub decode: Vec<f64>,
+    /// Read prompts.
+    pub prefill: Vec<f64>,
+    /// Both.
+    pub mixed: Vec<f64>,
+}
+
+/// The steps that a server had done at a moment of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepCount {
+    at: Duration,
+    /// Decode, prefill and mixed steps.
+    n_steps: [u64; 3],
+}
+
+impl StepCount {
+    /// Of what it had counted `at` this time from the start of the run.
+    #[must_use]
+    pub fn new(at: Duration, counters: &Counters) -> Self {
+        let Counters { decode_steps, prefill_steps, mixed_steps, .. } = *counters;
+        Self { at, n_steps: [decode_steps, prefill_steps, mixed_steps] }
+    }
 }
 
 impl Quantiles {
@@ -81,6 +113,12 @@ impl Series {
     /// Of what a run kept. Latencies are those of completed requests.
     #[must_use]
     pub fn of(records: &[Record]) -> Self {
+        Self::with_steps(records, &[])
+    }
+
+    /// The same with the steps that the server had done at moments of the run, in their order.
+    #[must_use]
+    pub fn with_steps(records: &[Record], counts: &[StepCount]) -> Self {
         let completed = || records.iter().filter(|record| record.outcome == Outcome::Completed);
         let gaps = completed().flat_map(Record::gaps);
         Self {
@@ -90,7 +128,7 @@ impl Series {
                 gaps.map(|(gap, n)| (ms(gap) / f64::from(n.max(1)), u64::from(n))),
             ),
             e2el_ms: Quantiles::of(completed().map(Record::e2el)),
-            timeline: Timeline::of(records),
+            timeline: Timeline::of(records, counts),
         }
     }
 }
@@ -102,7 +140,7 @@ impl Timeline {
         clippy::cast_sign_loss,
         reason = "few parts"
     )]
-    fn of(records: &[Record]) -> Self {
+    fn of(records: &[Record], counts: &[StepCount]) -> Self {
         let start = records.iter().map(|record| record.due).min().unwrap_or_default();
         let end = records.iter().map(|record| record.ended).max().unwrap_or_default();
         let at = |time: Duration| time.saturating_sub(start).as_secs_f64();
@@ -123,7 +161,22 @@ impl Timeline {
             }
         }
         let per_second = |parts: Vec<f64>| parts.into_iter().map(|sum| sum / part_s).collect();
-        Self { part_s, output_throughput: per_second(tokens), running: per_second(busy) }
+        // Those between two looks count evenly over the time between.
+        let steps = |kind: usize| {
+            let mut steps = vec![0.0; if counts.is_empty() { 0 } else { n_parts }];
+            for two in counts.windows(2) {
+                let n = two[1].n_steps[kind].saturating_sub(two[0].n_steps[kind]);
+                spread(&mut steps, part_s, (at(two[0].at), at(two[1].at)), n as f64);
+            }
+            per_second(steps)
+        };
+        let [decode, prefill, mixed] = [0, 1, 2].map(steps);
+        Self {
+            part_s,
+            output_throughput: per_second(tokens),
+            running: per_second(busy),
+            steps: StepRates { decode, prefill, mixed },
+        }
     }
 }
 

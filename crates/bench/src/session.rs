@@ -12,11 +12,14 @@ use tokio_util::sync::CancellationToken;
 use crate::arrivals::{Load, schedule};
 use crate::record::{Outcome, Record};
 use crate::run::{run_closed, run_open};
+use crate::series::StepCount;
 use crate::target::{Counters, Failure, Target};
 use crate::workload::Planned;
 
 /// How long a server may take until its counts are those of an idle one.
-const SETTLE: Duration = Duration::from_millis(200);
+pub(crate) const SETTLE: Duration = Duration::from_millis(200);
+/// Time between two looks at a server's counts while it is measured: a few small calls a second.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -39,6 +42,9 @@ pub struct Measured {
     pub records: Vec<Record>,
     /// What the server counted between start and end, if it tells.
     pub counters: Option<Counters>,
+    /// The steps it had done at moments of the run, the first and the last included; none if it
+    /// does not tell.
+    pub steps: Vec<StepCount>,
     /// Whether the run was stopped before its end.
     pub is_partial: bool,
 }
@@ -70,36 +76,67 @@ pub async fn measure(
     sleep(SETTLE).await;
     let before = target.counters().await?;
     watcher.begins();
+    let (looked, mut looks) = mpsc::unbounded_channel();
+    let looking = before
+        .as_ref()
+        .map(|before| tokio::spawn(look(Arc::clone(target), before.clone(), looked)));
     let (sender, mut ended) = mpsc::unbounded_channel();
-    let run = {
-        let (target, requests, stop) = (Arc::clone(target), plan.requests.clone(), stop.clone());
-        let (load, seed) = (plan.load, plan.seed);
-        tokio::spawn(async move {
-            match load {
-                Load::Closed { concurrency } => {
-                    run_closed(target, requests, concurrency, stop, sender).await;
-                }
-                Load::Open { rate, burstiness } => {
-                    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-                    let due = schedule(rate, burstiness, requests.len(), &mut rng);
-                    run_open(target, requests, due, stop, sender).await;
-                }
-            }
-        })
-    };
+    let run = tokio::spawn(run(Arc::clone(target), plan.clone(), stop.clone(), sender));
     let mut records = vec![];
     while let Some(record) = ended.recv().await {
         watcher.ended(&record);
         records.push(record);
     }
     run.await.expect("a run does not panic");
+    if let Some(looking) = looking {
+        looking.abort();
+    }
     records.sort_by_key(|record| record.index);
     sleep(SETTLE).await;
     let after = target.counters().await?;
+    let mut steps: Vec<StepCount> = std::iter::from_fn(|| looks.try_recv().ok()).collect();
+    let end = records.iter().map(|record| record.ended).max().unwrap_or_default();
+    steps.extend(after.as_ref().map(|after| StepCount::new(end, after)));
     let counters = after.zip(before).map(|(after, before)| after.since(&before));
     let is_partial = stop.is_cancelled() && records.len() < plan.requests.len()
         || records.iter().any(|record| record.outcome == Outcome::Cut);
-    Ok(Measured { records, counters, is_partial })
+    Ok(Measured { records, counters, steps, is_partial })
+}
+
+async fn run(
+    target: Arc<dyn Target>,
+    plan: Plan,
+    stop: CancellationToken,
+    sender: mpsc::UnboundedSender<Record>,
+) {
+    let Plan { requests, load, seed, .. } = plan;
+    match load {
+        Load::Closed { concurrency } => {
+            run_closed(target, requests, concurrency, stop, sender).await;
+        }
+        Load::Open { rate, burstiness } => {
+            let mut rng = ChaCha8Rng::seed_from_u64(seed);
+            let due = schedule(rate, burstiness, requests.len(), &mut rng);
+            run_open(target, requests, due, stop, sender).await;
+        }
+    }
+}
+
+/// Looks at a server's counts now and then. A look that takes long is thrown away: nobody knows of
+/// which moment it is. One that fails ends nothing; the last one, after the run, tells.
+async fn look(target: Arc<dyn Target>, before: Counters, looked: mpsc::UnboundedSender<StepCount>) {
+    let began = Instant::now();
+    // Whoever reads may have enough.
+    let _ = looked.send(StepCount::new(Duration::ZERO, &before));
+    loop {
+        sleep(LOOK_EVERY).await;
+        let asked = Instant::now();
+        if let Ok(Some(counters)) = target.counters().await
+            && asked.elapsed() < LOOK_EVERY
+        {
+            let _ = looked.send(StepCount::new(began.elapsed(), &counters));
+        }
+    }
 }
 
 /// Asks what nobody measures; a fault shows here, before anything is measured.

@@ -101,27 +101,29 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// What was counted between `before` and now.
+    /// What was counted between `before` and now; 0 of what is less by now, as of a server that was
+    /// started anew.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
+        let less = u64::saturating_sub;
         let each = |now: &[u64], before: &[u64]| {
             let before = before.iter().copied().chain(std::iter::repeat(0));
-            now.iter().zip(before).map(|(now, before)| now - before).collect()
+            now.iter().zip(before).map(|(now, before)| less(*now, before)).collect()
         };
         Self {
-            verify_steps: self.verify_steps - before.verify_steps,
-            draft_tokens: self.draft_tokens - before.draft_tokens,
-            accepted_tokens: self.accepted_tokens - before.accepted_tokens,
+            verify_steps: less(self.verify_steps, before.verify_steps),
+            draft_tokens: less(self.draft_tokens, before.draft_tokens),
+            accepted_tokens: less(self.accepted_tokens, before.accepted_tokens),
             drafted_per_position: each(&self.drafted_per_position, &before.drafted_per_position),
             accepted_per_position: each(&self.accepted_per_position, &before.accepted_per_position),
-            decode_steps: self.decode_steps - before.decode_steps,
-            prefill_steps: self.prefill_steps - before.prefill_steps,
-            mixed_steps: self.mixed_steps - before.mixed_steps,
-            preemptions: self.preemptions - before.preemptions,
-            prefix_queried_tokens: self.prefix_queried_tokens - before.prefix_queried_tokens,
-            prefix_hit_tokens: self.prefix_hit_tokens - before.prefix_hit_tokens,
-            indexer_launches: self.indexer_launches - before.indexer_launches,
-            indexer_scored_keys: self.indexer_scored_keys - before.indexer_scored_keys,
+            decode_steps: less(self.decode_steps, before.decode_steps),
+            prefill_steps: less(self.prefill_steps, before.prefill_steps),
+            mixed_steps: less(self.mixed_steps, before.mixed_steps),
+            preemptions: less(self.preemptions, before.preemptions),
+            prefix_queried_tokens: less(self.prefix_queried_tokens, before.prefix_queried_tokens),
+            prefix_hit_tokens: less(self.prefix_hit_tokens, before.prefix_hit_tokens),
+            indexer_launches: less(self.indexer_launches, before.indexer_launches),
+            indexer_scored_keys: less(self.indexer_scored_keys, before.indexer_scored_keys),
         }
     }
 

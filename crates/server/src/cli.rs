@@ -8,9 +8,12 @@ use settings::{
     DEFAULT_MODEL, Dtype, EngineSettings, LoadFormatArg, ServeArgs, SettingsError, Sources,
 };
 
+use crate::bench::{BenchArgs, BenchCommand};
+use crate::program;
+
 /// Speculative decoding with a model's own MTP layer.
 #[derive(Debug, Parser)]
-#[command(name = "tandem", version, propagate_version = true)]
+#[command(name = "tandem", version = program::version(), propagate_version = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -30,6 +33,8 @@ pub(crate) enum Command {
     Score(ScoreArgs),
     /// Describe a checkpoint folder from its configuration and headers
     Inspect(InspectArgs),
+    /// Measure servers and engines, and compare what was measured
+    Bench(BenchArgs),
     /// Print a script that completes these commands in a shell
     Completions {
         /// Shell that runs the script
@@ -45,6 +50,11 @@ impl Command {
             Self::Serve(args) => args.settings.validate(sources),
             Self::Generate(args) => args.engine.validate(sources),
             Self::Chat(args) => args.engine.validate(sources),
+            Self::Bench(args) => match &args.command {
+                BenchCommand::Latency(args) => args.engine.validate(sources),
+                BenchCommand::Throughput(args) => args.engine.validate(sources),
+                _ => Ok(()),
+            },
             _ => Ok(()),
         }
     }
@@ -228,4 +238,16 @@ pub(crate) struct InspectArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn no_two_flags_of_a_command_are_in_each_others_way() {
+        Cli::command().debug_assert();
+    }
 }

@@ -1,7 +1,8 @@
-//! The `tandem` program: serve, generate, chat, top, score, inspect, completions.
+//! The `tandem` program: serve, generate, chat, top, score, inspect, bench, completions.
 //!
 //! Results go to standard output, the log to standard error (`RUST_LOG` chooses what).
 
+mod bench;
 mod chat;
 mod cli;
 mod generate;
@@ -10,6 +11,7 @@ mod inspect;
 mod loading;
 mod output;
 mod port;
+mod program;
 mod prompts;
 mod score;
 mod serve;
@@ -26,7 +28,7 @@ use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
     match run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             output::error(&error);
             ExitCode::FAILURE
@@ -34,7 +36,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<()> {
+fn run() -> Result<ExitCode> {
     let (Cli { command }, sources) =
         match settings::parse(std::env::args_os().collect(), std::env::vars_os()) {
             Err(SettingsError::Arguments(error)) => error.exit(),
@@ -58,5 +60,7 @@ fn run() -> Result<()> {
             clap_complete::generate(*shell, &mut Cli::command(), "tandem", &mut script);
             output::text(&String::from_utf8(script)?)
         }
+        Command::Bench(args) => return bench::run(args),
     }
+    .map(|()| ExitCode::SUCCESS)
 }

@@ -7,15 +7,15 @@ use anyhow::{Context, Result};
 use grpc_server::{Port, Security, Services};
 use serving::{Frontend, FrontendConfig, InferenceEngine, ModelInfo};
 use settings::{
-    CompatSettings, DraftingArg, ListenSettings, LogFormatArg, ServeSettings, TelemetrySettings,
+    CompatSettings, DraftingArg, EngineSettings, LogFormatArg, ServeSettings, TelemetrySettings,
 };
 use telemetry::{Collector, Export, LogFormat, TelemetryError};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::loading::{self, LoadedEngine, Model};
-use crate::{http, output, port};
+use crate::loading::{self, LoadedEngine};
+use crate::{http, output, port, program};
 
 pub(crate) fn run(settings: &ServeSettings) -> Result<()> {
     let runtime = Runtime::new()?;
@@ -58,15 +58,12 @@ async fn serve(settings: &ServeSettings) -> Result<()> {
     let loading = tokio::task::spawn_blocking(move || {
         loading::start_engine(&engine_settings, DraftingArg::Adaptive)
     });
-    let LoadedEngine { model, handle, thread, index_share } = tokio::select! {
+    let loaded = tokio::select! {
         loaded = loading => loaded??,
         served = &mut serving => return Ok(served??),
     };
-    let info = ModelInfo {
-        index_share,
-        synthetic_acceptance: settings.engine.is_synthetic(),
-        ..model_info(listen, &model)
-    };
+    let info = model_info(listen.served_model_name.clone(), &loaded, &settings.engine);
+    let LoadedEngine { model, handle, thread, .. } = loaded;
     frontend.serve(handle, model.tokenizer.clone(), info);
     output::text(&format!("listening on {address}\n"))?;
     serving.await??;
@@ -143,18 +140,25 @@ fn stop_signal() -> Result<impl Future<Output = ()> + Send> {
     })
 }
 
-fn model_info(listen: &ListenSettings, model: &Model) -> ModelInfo {
+/// What clients are told of an engine; without a name, the model has that of its folder.
+pub(crate) fn model_info(
+    name: Option<String>,
+    LoadedEngine { model, index_share, .. }: &LoadedEngine,
+    settings: &EngineSettings,
+) -> ModelInfo {
     let folder = || {
         let name = model.dir.canonicalize().unwrap_or_else(|_| model.dir.clone());
         name.file_name().unwrap_or_default().to_string_lossy().into_owned()
     };
     ModelInfo {
-        served_model_name: listen.served_model_name.clone().unwrap_or_else(folder),
+        served_model_name: name.unwrap_or_else(folder),
         architecture: model.architecture.clone(),
         eos_token_ids: model.config.eos_token_ids.clone(),
         dtype: loading::dtype_name(model.dtype).to_owned(),
         index_topk: model.config.dsa.as_ref().map_or(0, |dsa| dsa.index_topk as u32),
+        index_share: *index_share,
+        synthetic_acceptance: settings.is_synthetic(),
         checkpoint_dir: Some(model.dir.clone()),
-        ..ModelInfo::default()
+        program: program::info(),
     }
 }

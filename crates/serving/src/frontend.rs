@@ -1,5 +1,6 @@
 //! [`InferenceEngine`] over an engine thread.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -45,6 +46,32 @@ pub struct ModelInfo {
     pub synthetic_acceptance: bool,
     /// The folder with the model's `config.json` and tokenizer files.
     pub checkpoint_dir: Option<PathBuf>,
+    /// What runs it.
+    pub program: ProgramInfo,
+}
+
+/// What clients are told about the program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramInfo {
+    /// Its version, with the commit it was built from as build metadata where that is known.
+    pub version: String,
+    /// What it computes on, such as `cpu`.
+    pub device: String,
+    /// Threads it computes with; 0 where that is not known.
+    pub n_threads: u32,
+    /// Versions of the libraries it computes with, by name.
+    pub libraries: HashMap<String, String>,
+}
+
+impl Default for ProgramInfo {
+    fn default() -> Self {
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            device: String::new(),
+            n_threads: 0,
+            libraries: HashMap::new(),
+        }
+    }
 }
 
 /// How requests are treated.
@@ -264,16 +291,20 @@ impl InferenceEngine for Frontend {
     }
 
     fn server_info(&self) -> Result<control::GetServerInfoResponse, Status> {
-        let engine = &self.loaded()?.engine;
+        let Loaded { engine, model, .. } = self.loaded()?;
         let limits = engine.limits();
+        let ProgramInfo { version, device, n_threads, libraries } = model.program.clone();
         Ok(control::GetServerInfoResponse {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version,
             block_size: limits.block_size,
             total_blocks: limits.num_blocks,
             max_num_seqs: limits.max_num_seqs,
             max_num_batched_tokens: limits.max_num_batched_tokens,
             max_request_bytes: self.config.max_request_bytes as u64,
             prefix_caching: engine.has_prefix_cache(),
+            device,
+            compute_threads: n_threads,
+            libraries,
         })
     }
 

@@ -49,7 +49,7 @@ mod validate;
 mod watch;
 
 pub use convert::reason_name;
-pub use frontend::{Frontend, FrontendConfig, ModelInfo};
+pub use frontend::{Frontend, FrontendConfig, ModelInfo, ProgramInfo};
 pub use inference_engine::{
     CallContext, EngineState, Hold, InferenceEngine, KvEventMessages, Messages, TraceContext,
 };

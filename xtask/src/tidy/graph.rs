@@ -43,7 +43,7 @@ const CRATES: &[Crate] = &[
     known("compat-smg", 5, "control", &["grpc-api", "serving"]),
     known("compat-vllm", 5, "control", &["grpc-api", "serving"]),
     known("soak", 5, "control", &["grpc-api"]),
-    known("bench", 5, "control", &["grpc-api"]),
+    known("bench", 5, "control", &["grpc-api", "serving"]),
     known("telemetry", 5, "control", &["serving"]),
     known("terminal", 5, "control", &["chat-template", "grpc-api", "serving", "tokenization"]),
     known(

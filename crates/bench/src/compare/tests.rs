@@ -66,12 +66,32 @@ fn throughput_and_acceptance_fail_a_build() {
     assert_eq!(regressions(&good, acceptance), Vec::<String>::new());
     assert_eq!(regressions(&[200., 201., 202.], 900), Vec::<String>::new());
     assert_eq!(regressions(&good, 648), Vec::<String>::new(), "0.9 percentage points");
+    assert_eq!(regressions(&good, 647), Vec::<String>::new(), "exactly 1");
+    assert_eq!(regressions(&good, 646), ["concurrency 4: acceptance rate -1.1 percentage points"]);
+    assert_eq!(regressions(&[90.; 3], 600).len(), 2, "both");
     assert_eq!(regressions(&good, 640), ["concurrency 4: acceptance rate -1.7 percentage points"]);
     assert_eq!(
         regressions(&[95., 96., 97.], acceptance),
         ["concurrency 4: output throughput -5.0 %"]
     );
     assert_eq!(regressions(&[99., 100., 101.], acceptance), Vec::<String>::new());
+}
+
+/// As they do where drafting adapts to the load.
+#[test]
+fn rates_that_differ_from_repeat_to_repeat_fail_no_build() {
+    let of = |rates: [u64; 3]| {
+        let mut file = sample::file(&["tandem"]);
+        for (repeat, per_thousand) in (0..).zip(rates) {
+            let run = sample::run((NAME, "tandem"), repeat, 4, 1.0);
+            let counters = Some(sample::counters(per_thousand));
+            file.push(RunResult { counters, ..run }).unwrap();
+        }
+        file
+    };
+    let regressions = |a, b| compare(&of(a), &of(b), false).unwrap().regressions();
+    assert_eq!(regressions([560, 740, 790], [570, 670, 690]), Vec::<String>::new());
+    assert_eq!(regressions([740, 745, 790], [670, 680, 730]).len(), 1);
 }
 
 #[test]
@@ -97,7 +117,19 @@ fn what_must_not_be_compared_is_refused_by_name_unless_forced() {
     let mut run = sample::run((NAME, "tandem"), 0, 4, 1.0);
     run.workload.sha256 = "other".to_owned();
     other_requests.push(run).unwrap();
+    let mut other_kind = sample::file(&["tandem"]);
+    let mut run = sample::run((NAME, "tandem"), 0, 4, 1.0);
+    run.workload.description = "a file of prompts".to_owned();
+    other_kind.push(run).unwrap();
+    let parts_alone = of_server(&|server| {
+        server.checkpoint = checkpoint("aa");
+        if let Fact::Known(of) = &mut server.checkpoint {
+            of.covers = Covers::HeadersAndSizes;
+        }
+    });
     for (a, b, part) in [
+        (&one, &parts_alone, "the checkpoint: tiny"),
+        (&a, &other_kind, "the workload of concurrency 4"),
         (&one, &other, "the checkpoint: tiny"),
         (&a, &synthetic, "acceptance: real, and synthetic"),
         (&a, &other_load, "the load of concurrency 4"),
@@ -112,6 +144,42 @@ fn what_must_not_be_compared_is_refused_by_name_unless_forced() {
     assert!(comparison.cautions.iter().any(|text| text.contains("same checkpoint is not known")));
     let error = compare(&a, &sample::file(&["tandem"]), true).unwrap_err();
     assert!(error.to_string().contains("no setting in common"), "{error}");
+}
+
+#[test]
+fn what_the_ratios_hold_beside_the_change_is_told() {
+    let a = file(&[100.0; 3], 600);
+    let mut b = sample::file(&["tandem"]);
+    for repeat in 0..3 {
+        let run = sample::run((NAME, "tandem"), repeat, 4, 1.0);
+        let mut machine = run.machine.clone();
+        machine.is_quiet = Some(false);
+        machine.why_not = Some("others used 50 % of all processors".to_owned());
+        b.push(RunResult { counters: None, machine, ..run }).unwrap();
+    }
+    let cautions = compare(&a, &b, false).unwrap().cautions;
+    for part in [
+        "only the first has the acceptance rate of concurrency 4",
+        "not measured in one sitting",
+        "the second: The machine was not quiet: 3 of 3 runs",
+    ] {
+        assert!(cautions.iter().any(|text| text.contains(part)), "{part}: {cautions:?}");
+    }
+    let back = compare(&b, &a, false).unwrap().cautions;
+    assert!(back.iter().any(|text| text.starts_with("only the second has the acceptance length")));
+    // A document beside itself is of one sitting and one machine.
+    let same = compare(&a, &a, false).unwrap();
+    assert!(same.settings[0].rows.iter().all(|row| row.finding == Finding::Noise));
+    assert!(same.regressions().is_empty());
+    for part in ["sitting", "machines differ", "only the"] {
+        assert!(!same.cautions.iter().any(|text| text.contains(part)), "{:?}", same.cautions);
+    }
+    let mut json = serde_json::to_value(&a).unwrap();
+    json["provenance"]["host"]["kernel"] = serde_json::json!({"known": "Linux 0.01"});
+    let elsewhere = ResultFile::from_json(&json.to_string()).unwrap();
+    let cautions = compare(&a, &elsewhere, false).unwrap().cautions;
+    let differ = cautions.iter().find(|text| text.starts_with("the machines differ: "));
+    assert!(differ.unwrap().contains("Linux 0.01"), "{cautions:?}");
 }
 
 #[test]

@@ -80,6 +80,40 @@ fn a_machine_is_quiet_up_to_a_twentieth() {
 }
 
 #[test]
+fn a_processor_that_is_held_for_a_while_is_told_however_many_there_are() {
+    // Half seconds of a run on two processors, in the first of which another program has one whole.
+    let of_run = |n_held: u64, n_samples: u64| {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |sample: u64| {
+            let held = 50 * sample.min(n_held);
+            kernel(&folder, [1000 + 60 * sample - held, 40 * sample, 0, 0, held]).scan().unwrap()
+        };
+        let mut tally = Tally::new(Some(at(0)));
+        (1..=n_samples).for_each(|sample| tally.add(&at(sample), SERVER));
+        #[expect(clippy::cast_precision_loss, reason = "few samples")]
+        let seconds = n_samples as f64 / 2.0;
+        LoadWindow { seconds, ..tally.window() }
+    };
+    let judged = |window: &LoadWindow| judge(SERVER, 2, &LoadWindow::default(), window);
+    let window = of_run(5, 60);
+    assert_eq!((window.held_s, window.others), (2.5, 250.0 / 6000.0), "less than a twentieth");
+    let (is_quiet, why) = judged(&window);
+    assert_eq!(is_quiet, Some(false));
+    assert_eq!(
+        why.unwrap(),
+        "others used 4 % of all processors during the run, and half a processor or more for 2.5 s \
+         of it: a) (b 4 %"
+    );
+    // Half a second is not long, and neither are two seconds of many.
+    assert_eq!(judged(&of_run(1, 60)), (Some(true), None));
+    assert_eq!(judged(&of_run(4, 220)), (Some(true), None));
+    assert_eq!(judged(&of_run(4, 200)).0, Some(false));
+    // On a machine of 64 it is one in a hundred.
+    let large = LoadWindow { others: 0.01, held_s: 30.0, seconds: 60.0, ..LoadWindow::default() };
+    assert_eq!(judge(SERVER, 64, &LoadWindow::default(), &large).0, Some(false));
+}
+
+#[test]
 fn a_generator_that_is_late_or_busy_is_told() {
     let record = |lag| crate::Record {
         index: 0,

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::record::Arrival;
+use crate::target::Counters;
 
 fn at(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -29,6 +30,53 @@ fn bunched_tokens_are_told_by_message_and_by_token() {
     assert_eq!(metrics.tokens_per_message.unwrap().mean, 3.0);
     assert_eq!(metrics.output_throughput, 9.0 / 0.16);
     assert!(metrics.peak_output_throughput >= metrics.output_throughput);
+}
+
+/// Messages of several tokens, a run of accepted drafts that an end-of-sequence id cuts, and a
+/// reply of one token.
+#[test]
+fn l25_messages_of_several_tokens_are_measured_right() {
+    let metrics = Metrics::of(&[record(0, &[(100, 1), (130, 4), (160, 4)])], &Slo::default());
+    assert_eq!(metrics.n_output_tokens, 9);
+    assert_eq!(metrics.tpot_ms.unwrap().mean, 7.5);
+    assert!(metrics.peak_output_throughput >= metrics.output_throughput);
+
+    // Its two verify steps: 3 drafts each, all right.
+    let before = Counters {
+        verify_steps: 2,
+        draft_tokens: 6,
+        accepted_tokens: 6,
+        drafted_per_position: vec![2; 3],
+        accepted_per_position: vec![2; 3],
+        ..Counters::default()
+    };
+    assert_eq!((before.acceptance_length(), before.acceptance_rate()), (Some(4.0), Some(1.0)));
+    // Then one whose 5 drafts are all right, the third of them the end: 3 tokens are emitted.
+    let after = Counters {
+        verify_steps: 3,
+        draft_tokens: 11,
+        accepted_tokens: 8,
+        drafted_per_position: vec![3, 3, 3, 1, 1],
+        accepted_per_position: vec![3, 3, 2, 0, 0],
+        ..Counters::default()
+    };
+    let last = after.since(&before);
+    assert_eq!(last.acceptance_length(), Some(3.0), "what is emitted, not what was right");
+    assert_eq!(last.accepted_per_position, [1, 1, 0, 0, 0]);
+    for (of, k) in [(&before, 3.0), (&last, 5.0)] {
+        let rate = of.acceptance_rate().unwrap();
+        assert_eq!(of.acceptance_length(), Some(1.0 + k * rate));
+    }
+
+    let one = Metrics::of(&[record(0, &[(100, 1)])], &Slo::default());
+    assert_eq!((one.tpot_ms, one.itl_token_ms), (None, None), "neither 0 nor NaN");
+    assert!(serde_json::to_value(&one).unwrap()["tpot_ms"].is_null());
+    let both = [record(0, &[(100, 1)]), record(0, &[(100, 1), (130, 4)])];
+    let tpot_ms = Metrics::of(&both, &Slo::default()).tpot_ms.unwrap();
+    assert_eq!((tpot_ms.n, tpot_ms.mean), (1, 7.5));
+    let unspoken = Counters { decode_steps: 5, ..Counters::default() };
+    assert_eq!((unspoken.acceptance_length(), unspoken.acceptance_rate()), (None, None));
+    assert_eq!(unspoken.since(&after).verify_steps, 0, "a server that was started anew");
 }
 
 #[test]

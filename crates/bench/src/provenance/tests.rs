@@ -1,35 +1,10 @@
 //! What is known of where a result comes from, and what is not.
 
 use std::io::ErrorKind;
-use std::path::Path;
 use std::process::Command;
 use std::{fs, thread};
 
 use super::*;
-
-fn run(folder: &Path, arguments: &[&str]) {
-    let identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"];
-    let mut git = Command::new("git");
-    let ran = git.arg("-C").arg(folder).args(identity).args(arguments).output();
-    assert!(ran.unwrap().status.success(), "{arguments:?}");
-}
-
-#[test]
-fn a_checkout_tells_its_commit_and_its_changes() {
-    let folder = tempfile::tempdir().unwrap();
-    let source = || Source::of_checkout(folder.path());
-    assert!(matches!(source(), Fact::Unknown(why) if why.contains("git")));
-    run(folder.path(), &["init", "-q"]);
-    assert_eq!(source().known(), None, "a checkout without a commit");
-    fs::write(folder.path().join("a"), "1").unwrap();
-    run(folder.path(), &["add", "a"]);
-    run(folder.path(), &["commit", "-qm", "one"]);
-    let clean = source();
-    assert!(clean.known().is_some_and(|source| source.commit.len() == 40 && !source.is_dirty));
-    fs::write(folder.path().join("b"), "new").unwrap();
-    assert!(source().known().is_some_and(|source| source.is_dirty));
-    assert!(source().to_string().ends_with(", with changes"));
-}
 
 #[test]
 fn a_version_may_name_its_commit() {
@@ -39,6 +14,8 @@ fn a_version_may_name_its_commit() {
     assert_eq!(source("0.1.0+4769999a.dirty"), told(true));
     assert_eq!(source("0.1.0"), None);
     assert_eq!(source("0.1.0+cpu"), None);
+    let dirty = Source::of_version("0.1.0+4769999a.dirty");
+    assert_eq!(dirty.to_string(), "4769999a, with changes");
 }
 
 /// A checkpoint with one shard of this header and data.
@@ -136,8 +113,9 @@ fn a_replaced_program_is_seen() {
 
 #[test]
 fn this_machine_is_described_and_the_document_reads_back() {
+    let build = Build::of_this_program("0.1.0+4769999a");
     let provenance =
-        Provenance::now(&["--api-key".into(), "x".into()], serde_json::json!({"k": 3}));
+        Provenance::now(build, &["--api-key".into(), "x".into()], serde_json::json!({"k": 3}));
     assert_eq!(provenance.arguments[1], "***");
     assert!(provenance.host.n_cpus.known().is_some_and(|n| *n >= 1));
     assert!(provenance.bench.rustc.starts_with("rustc 1."));

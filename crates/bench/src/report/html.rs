@@ -6,14 +6,20 @@ use serde::Serialize;
 
 use super::plots::{Bars, Line, Plot};
 use super::tables::{self, Table};
-use super::{ReportError, Warning, warnings};
+use super::{ReportError, Warning, number, warnings};
 use crate::arrivals::Load;
-use crate::compare::{Group, groups};
-use crate::provenance::Server;
+use crate::compare::{FIGURES, Group, groups};
+use crate::provenance::{Fact, Server};
 use crate::result::{ResultFile, RunResult};
-use crate::series::Quantiles;
+use crate::series::{Quantiles, StepRates};
 
 const PAGE: &str = include_str!("report.html");
+/// Figures beside the throughput that come first.
+const IN_HEADLINE: [&str; 3] = ["TTFT, median", "TPOT, mean", "acceptance length"];
+/// The first of the colours of what steps do, which are not those of the first servers.
+const KIND_COLOUR: usize = 3;
+const KINDS: [&str; 3] = ["decode", "prefill", "mixed"];
+const STEPS_NOTE: &str = "By what they did; the first repeat.";
 
 /// What the page shows.
 #[derive(Serialize)]
@@ -21,23 +27,24 @@ struct Page<'a> {
     title: &'a str,
     started_at: String,
     warnings: Vec<Warning>,
-    pairs: Vec<Pairs<'a>>,
+    headline: Vec<(String, String)>,
+    pairs: Vec<Pairs>,
     summary: Table,
     counted: Option<Table>,
     legend: Vec<&'a str>,
+    kind_colour: usize,
     overview: Vec<Figure>,
     settings: Vec<SettingPage<'a>>,
-    origin: Vec<(&'a str, String)>,
+    origin: Vec<(String, String)>,
     servers: Vec<ServerPage<'a>>,
     arguments: String,
     bench_settings: String,
 }
 
-/// What pairs of a setting say.
+/// Pairs of a setting.
 #[derive(Serialize)]
-struct Pairs<'a> {
-    name: &'a str,
-    sentence: &'a str,
+struct Pairs {
+    name: String,
     table: Table,
 }
 
@@ -46,6 +53,8 @@ struct Pairs<'a> {
 struct Figure {
     title: String,
     note: String,
+    /// Names of its colours from [`KIND_COLOUR`] on, where those are not the servers'.
+    legend: &'static [&'static str],
     svg: String,
 }
 
@@ -89,18 +98,19 @@ pub fn html(file: &ResultFile) -> Result<String, ReportError> {
     }
     let settings = names.into_iter().map(|name| setting(file, &groups, name));
     let pairs = file.ab().iter().map(|ab| Pairs {
-        name: &ab.name,
-        sentence: &ab.sentence,
+        name: format!("{}: {} beside {}", ab.name, ab.b, ab.a),
         table: tables::pairs(ab),
     });
     let page = Page {
         title: file.title(),
-        started_at: provenance.started_at.to_string(),
+        started_at: format!("{:.0}", provenance.started_at),
         warnings: warnings(file),
+        headline: headline(file, &groups),
         pairs: pairs.collect(),
         summary: tables::summary(file),
         counted: tables::counted(file),
         legend: provenance.servers.iter().map(|server| server.name.as_str()).collect(),
+        kind_colour: KIND_COLOUR,
         overview: overview(file, &groups)?,
         settings: settings.collect::<Result<_, _>>()?,
         origin: origin(file),
@@ -114,7 +124,7 @@ pub fn html(file: &ResultFile) -> Result<String, ReportError> {
     template.render(Serde(page)).map_err(ReportError::Page)
 }
 
-fn origin(file: &ResultFile) -> Vec<(&str, String)> {
+fn origin(file: &ResultFile) -> Vec<(String, String)> {
     let provenance = file.provenance();
     let build = if provenance.bench.is_optimized { "optimized" } else { "for debugging" };
     let host = &provenance.host;
@@ -131,23 +141,71 @@ fn origin(file: &ResultFile) -> Vec<(&str, String)> {
     ];
     facts.extend(memory.map(|memory| ("Memory", memory)));
     facts.extend(governor.map(|governor| ("Governor", governor)));
-    let mut asked: Vec<String> = vec![];
-    for run in file.runs() {
-        let of_run = format!(
-            "{} × {}, after a warm-up of {}",
-            run.workload.n_requests, run.workload.description, run.n_warmup
-        );
-        if !asked.contains(&of_run) {
-            asked.push(of_run);
+    facts.push(("Requests", asked(file)));
+    let mut servers: Vec<(Vec<&str>, String)> = vec![];
+    for Server { name, address, source, checkpoint, process, .. } in &provenance.servers {
+        let mut text = format!("{address}; commit {source}; checkpoint ");
+        text += &match checkpoint {
+            Fact::Known(of) => format!("{}, {:.12}", of.name, of.sha256),
+            Fact::Unknown(_) => checkpoint.to_string(),
+        };
+        if let Some([_, arguments @ ..]) = process.known().map(|of| of.arguments.as_slice()) {
+            text += &format!("; started with {}", arguments.join(" "));
+        }
+        match servers.iter_mut().find(|(_, known)| *known == text) {
+            Some((names, _)) => names.push(name),
+            None => servers.push((vec![name], text)),
         }
     }
-    facts.push(("Requests", asked.join("; ")));
-    for server in &provenance.servers {
-        let Server { address, source, checkpoint, .. } = server;
-        let text = format!("{address}; commit {source}; checkpoint {checkpoint}");
-        facts.push((&server.name, text));
-    }
+    let mut facts: Vec<(String, String)> =
+        facts.into_iter().map(|(name, fact)| (name.to_owned(), fact)).collect();
+    facts.extend(servers.into_iter().map(|(names, text)| (names.join(", "), text)));
     facts
+}
+
+/// What was asked, by kind: how often in a run, and after what warm-up.
+fn asked(file: &ResultFile) -> String {
+    let mut kinds: Vec<(&str, Vec<(usize, u32)>)> = vec![];
+    for RunResult { workload, n_warmup, .. } in file.runs() {
+        let counts = (workload.n_requests, *n_warmup);
+        match kinds.iter_mut().find(|(kind, _)| *kind == workload.description) {
+            Some((_, known)) => known.push(counts),
+            None => kinds.push((&workload.description, vec![counts])),
+        }
+    }
+    let range = |counts: &mut dyn Iterator<Item = usize>| {
+        let (least, most) = counts.fold((usize::MAX, 0), |(a, b), n| (a.min(n), b.max(n)));
+        if least == most { most.to_string() } else { format!("{least} to {most}") }
+    };
+    let texts = kinds.into_iter().map(|(kind, counts)| {
+        let n = range(&mut counts.iter().map(|(n, _)| *n));
+        let n_warmup = range(&mut counts.iter().map(|(_, n)| *n as usize));
+        format!("{kind}: {n} a run, after a warm-up of {n_warmup}")
+    });
+    texts.collect::<Vec<_>>().join("; ")
+}
+
+/// What pairs say; where there are none, each server's best throughput.
+fn headline(file: &ResultFile, groups: &[Group<'_>]) -> Vec<(String, String)> {
+    if !file.ab().is_empty() {
+        return file.ab().iter().map(|ab| (ab.name.clone(), ab.sentence.clone())).collect();
+    }
+    let throughput = |group: &Group<'_>| group.spread(|run| Some(run.metrics.output_throughput));
+    let of_server = |server: &str| {
+        let own = groups.iter().filter(|group| group.server == server);
+        let known: Vec<_> = own.filter_map(|group| Some((group, throughput(group)?))).collect();
+        let (best, spread) = known.iter().max_by(|a, b| a.1.median.total_cmp(&b.1.median))?;
+        let up_to = if known.len() > 1 { "up to " } else { "" };
+        let throughput = tables::with_range(spread);
+        let mut text = format!("{up_to}{throughput} output tokens/s at {}", best.name);
+        for figure in FIGURES.iter().filter(|figure| IN_HEADLINE.contains(&figure.label)) {
+            if let Some(spread) = best.spread(figure.of) {
+                text += &format!(", {} {} {}", figure.short, number(spread.median), figure.unit);
+            }
+        }
+        Some((server.to_owned(), text))
+    };
+    file.provenance().servers.iter().filter_map(|server| of_server(&server.name)).collect()
 }
 
 fn server(server: &Server) -> ServerPage<'_> {
@@ -184,7 +242,7 @@ fn figure(
     if plot.is_empty() {
         return Ok(None);
     }
-    Ok(Some(Figure { title: title.into(), note: note.to_owned(), svg: plot.svg()? }))
+    Ok(Some(Figure { title: title.into(), note: note.to_owned(), legend: &[], svg: plot.svg()? }))
 }
 
 /// Plots over all settings.
@@ -212,7 +270,7 @@ fn overview(file: &ResultFile, groups: &[Group<'_>]) -> Result<Vec<Figure>, Repo
         let first = counted.next()?;
         let all = counted.fold(first, |sum, counters| tables::plus(&sum, &counters));
         let heights = tables::by_position(&all).into_iter().map(|share| share * 100.0).collect();
-        Some(Bars { server, heights })
+        Some(Bars { colour: server, heights })
     });
     let plot = Plot {
         x_label: "position of the draft",
@@ -221,7 +279,8 @@ fn overview(file: &ResultFile, groups: &[Group<'_>]) -> Result<Vec<Figure>, Repo
         y_max: Some(100.0),
         ..Plot::default()
     };
-    figures.extend(figure("Acceptance by position", "Of the drafts verified there.", &plot)?);
+    let note = "Of the drafts verified there, over all settings.";
+    figures.extend(figure("Acceptance by position", note, &plot)?);
     Ok(figures)
 }
 
@@ -241,7 +300,7 @@ fn trade_off(file: &ResultFile, groups: &[&Group<'_>]) -> Plot {
         let mut marked: Vec<_> = of_server.filter_map(|group| point(&group)).collect();
         marked.sort_by(|a, b| a.0.0.total_cmp(&b.0.0));
         let (points, labels) = marked.into_iter().unzip();
-        Line { server, points, labels }
+        Line { colour: server, points, labels }
     };
     Plot {
         x_label: "TPOT, mean (ms)",
@@ -289,6 +348,12 @@ fn setting<'a>(
             &timeline(&runs, "requests", |run| &run.series.timeline.running),
         )?,
     ];
+    let of_steps = names.iter().filter_map(|name| {
+        let (_, run) = runs.iter().find(|(_, run)| run.server == *name)?;
+        let figure = figure(format!("Steps over time, {name}"), STEPS_NOTE, &steps(run));
+        Some(figure.transpose()?.map(|figure| Figure { legend: &KINDS, ..figure }))
+    });
+    let of_steps = of_steps.collect::<Result<Vec<_>, _>>()?;
     let page = |(_, run): &(usize, &RunResult)| RunPage {
         title: format!("{}, repeat {}", run.server, run.repeat + 1),
         figures: tables::figures(run),
@@ -296,7 +361,7 @@ fn setting<'a>(
     };
     Ok(SettingPage {
         name,
-        figures: figures.into_iter().flatten().collect(),
+        figures: figures.into_iter().flatten().chain(of_steps).collect(),
         runs: runs.iter().map(page).collect(),
     })
 }
@@ -312,7 +377,7 @@ fn cdf(
     let line = |(server, run): &(usize, &RunResult)| {
         let points = of(run).0.iter().enumerate();
         let points = points.map(|(percent, value)| (*value, percent as f64)).collect();
-        Line { server: *server, points, labels: vec![] }
+        Line { colour: *server, points, labels: vec![] }
     };
     Plot {
         x_label,
@@ -324,17 +389,28 @@ fn cdf(
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "few parts")]
 fn timeline(
     runs: &[(usize, &RunResult)],
     y_label: &'static str,
     of: fn(&RunResult) -> &Vec<f64>,
 ) -> Plot {
-    let line = |(server, run): &(usize, &RunResult)| {
-        let part_s = run.series.timeline.part_s;
-        let points = of(run).iter().enumerate();
-        let points = points.map(|(idx, value)| ((idx as f64 + 0.5) * part_s, *value)).collect();
-        Line { server: *server, points, labels: vec![] }
-    };
-    Plot { x_label: "s", y_label, lines: runs.iter().map(line).collect(), ..Plot::default() }
+    let line = |(server, run): &(usize, &RunResult)| over_time(*server, run, of(run));
+    Plot { x_label: "seconds", y_label, lines: runs.iter().map(line).collect(), ..Plot::default() }
+}
+
+/// Steps of a run by kind.
+fn steps(run: &RunResult) -> Plot {
+    let StepRates { decode, prefill, mixed } = &run.series.timeline.steps;
+    let is_there = |(_, parts): &(usize, &Vec<f64>)| parts.iter().any(|rate| *rate > 0.0);
+    let kinds = [decode, prefill, mixed].into_iter().enumerate().filter(is_there);
+    let lines = kinds.map(|(kind, parts)| over_time(KIND_COLOUR + kind, run, parts)).collect();
+    Plot { x_label: "seconds", y_label: "steps/s", lines, ..Plot::default() }
+}
+
+/// A line through the middles of the parts of a timeline.
+#[expect(clippy::cast_precision_loss, reason = "few parts")]
+fn over_time(colour: usize, run: &RunResult, parts: &[f64]) -> Line {
+    let at = |idx: usize| (idx as f64 + 0.5) * run.series.timeline.part_s;
+    let points = parts.iter().enumerate().map(|(idx, value)| (at(idx), *value)).collect();
+    Line { colour, points, labels: vec![] }
 }

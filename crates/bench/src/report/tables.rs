@@ -56,17 +56,12 @@ pub(super) fn with_range(spread: &Spread) -> String {
 
 /// A row for each setting and server: medians over repeats, and the range of the throughput.
 pub(super) fn summary(file: &ResultFile) -> Table {
-    let names = ["setting", "server", "repeats", "failed"];
     let figures = FIGURES.iter().map(|figure| figure.short);
-    let mut table = Table::new(2, names.into_iter().chain(figures));
+    let header = ["setting", "server"].into_iter().chain(figures).chain(["repeats", "failed"]);
+    let mut table = Table::new(2, header);
     for group in groups(file.runs()) {
         let n_failed: u64 = group.runs.iter().flat_map(|run| run.metrics.failures.values()).sum();
-        let mut row = vec![
-            group.name.to_owned(),
-            group.server.to_owned(),
-            group.runs.len().to_string(),
-            if n_failed == 0 { NONE.to_owned() } else { n_failed.to_string() },
-        ];
+        let mut row = vec![group.name.to_owned(), group.server.to_owned()];
         row.extend(FIGURES.iter().enumerate().map(|(idx, figure)| {
             let text = |spread: Spread| match idx {
                 0 => with_range(&spread),
@@ -74,6 +69,8 @@ pub(super) fn summary(file: &ResultFile) -> Table {
             };
             or_none(group.spread(figure.of).map(text))
         }));
+        row.push(group.runs.len().to_string());
+        row.push(if n_failed == 0 { NONE.to_owned() } else { n_failed.to_string() });
         table.rows.push(row);
     }
     table.trimmed()
@@ -84,6 +81,7 @@ pub(super) fn counted(file: &ResultFile) -> Option<Table> {
     let header = [
         "setting",
         "server",
+        "drafts",
         "acceptance by position",
         "decode steps",
         "prefill steps",
@@ -101,6 +99,7 @@ pub(super) fn counted(file: &ResultFile) -> Option<Table> {
         table.rows.push(vec![
             group.name.to_owned(),
             group.server.to_owned(),
+            count(counters.draft_tokens),
             if positions.is_empty() { NONE.to_owned() } else { positions.join(", ") },
             count(counters.decode_steps),
             count(counters.prefill_steps),
@@ -156,7 +155,7 @@ fn share(part: u64, all: u64) -> Option<f64> {
 
 /// The figures of a pair of servers.
 pub(super) fn pairs(ab: &AbResult) -> Table {
-    let mut table = Table::new(1, ["figure", &ab.a, &ab.b, "ratio", "98 % interval", "finding"]);
+    let mut table = Table::new(1, ["figure", "change", "finding", &ab.a, &ab.b, "98 % interval"]);
     for row in &ab.rows {
         let interval = row
             .interval
@@ -168,11 +167,11 @@ pub(super) fn pairs(ab: &AbResult) -> Table {
         };
         table.rows.push(vec![
             format!("{} ({})", row.figure, row.unit),
+            signed_percent(row.ratio),
+            finding.to_owned(),
             with_range(&row.a),
             with_range(&row.b),
-            signed_percent(row.ratio),
             or_none(interval),
-            finding.to_owned(),
         ]);
     }
     table
@@ -188,6 +187,7 @@ pub(super) fn distributions(run: &RunResult) -> Table {
         ("ITL per token (ms)", metrics.itl_token_ms),
         ("ITL per message (ms)", metrics.itl_message_ms),
         ("E2EL (ms)", metrics.e2el_ms),
+        ("batch (ms)", run.batch_ms),
         ("tokens per message", metrics.tokens_per_message),
         ("send lag (ms)", metrics.send_lag_ms),
     ];

@@ -5,6 +5,8 @@ use crate::machine::MachineLoad;
 use crate::provenance::{Fact, Process, Server, Source};
 use crate::result::{ResultFile, RunResult};
 use crate::sample;
+use crate::series::{Series, StepRates, Timeline};
+use crate::summary::Summary;
 
 /// A sweep over two servers, three repeats each.
 fn sweep() -> ResultFile {
@@ -119,8 +121,8 @@ fn a_page_needs_nothing_else_and_no_text_is_markup() {
     assert_eq!(texts(&page, "h1"), ["A <title> & \"more\""]);
     assert!(texts(&page, "summary").contains(&"k = 3 <b>".to_owned()));
     assert!(texts(&page, "pre").iter().any(|text| text.contains("\"<script>\"")));
-    // Its two plots over all settings, and four of each setting.
-    assert_eq!(names.iter().filter(|name| **name == "svg").count(), 2 + 3 * 4);
+    // Its two plots over all settings; of each setting four, and one of each server's steps.
+    assert_eq!(names.iter().filter(|name| **name == "svg").count(), 2 + 3 * (4 + 2));
     let viewport = document.descendants().find(|of| of.attribute("name") == Some("viewport"));
     assert!(viewport.unwrap().attribute("content").unwrap().starts_with("width=device-width"));
 }
@@ -167,6 +169,89 @@ fn what_a_reader_must_know_comes_first() {
     let line = text.find("**The machine was not quiet.** 1 of 1 runs, rate 4, A, repeat 1: others");
     assert!(line.unwrap() < text.find("| setting").unwrap(), "{text}");
     assert!(text.contains("UNAVAILABLE 2"), "{text}");
+}
+
+#[test]
+fn the_headline_is_the_sentence_of_pairs_or_the_best_of_each_server() {
+    let mut file = sample::file(&["A", "B"]);
+    for (server, concurrency) in [("A", 4), ("B", 4), ("A", 16)] {
+        let name = format!("concurrency {concurrency}");
+        file.push(sample::run((&name, server), 0, concurrency, 1.0)).unwrap();
+    }
+    let headline = |file: &ResultFile| {
+        let page = html(file).unwrap();
+        let page = parsed(&page);
+        let mut sections = page.descendants();
+        let section = sections.find(|node| node.attribute("class") == Some("headline")).unwrap();
+        let texts = section.descendants().filter(|node| node.is_text());
+        texts.filter_map(|node| node.text()).map(str::to_owned).collect::<String>()
+    };
+    let text = headline(&file);
+    assert!(
+        text.contains("A: up to ")
+            && text.contains(" output tokens/s at concurrency 16, TTFT p50 ")
+    );
+    assert!(text.contains("B: ") && text.contains(" output tokens/s at concurrency 4, TTFT p50 "));
+    assert!(!text.contains("B: up to"), "{text}");
+    file.judge_pairs("A", "B");
+    let text = headline(&file);
+    assert!(text.contains("concurrency 4: B against A: ") && !text.contains("up to"), "{text}");
+}
+
+#[test]
+fn what_batches_take_is_on_the_page() {
+    let mut file = sample::file(&["A"]);
+    let run = sample::run(("batch of 8", "A"), 0, 8, 1.0);
+    let batch_ms = Summary::of([1234.0, 4321.0, 1235.0]);
+    file.push(RunResult { batch_ms, ..run }).unwrap();
+    let page = html(&file).unwrap();
+    assert!(texts(&page, "th").contains(&"batch p50".to_owned()));
+    let cells = texts(&page, "td");
+    assert!(["batch (ms)", "1235", "4321"].iter().all(|cell| cells.contains(&(*cell).to_owned())));
+    assert!(!texts(&html(&sweep()).unwrap(), "td").contains(&"batch (ms)".to_owned()));
+}
+
+#[test]
+fn a_timeline_shows_the_steps_that_a_server_tells() {
+    let mut file = sample::file(&["A"]);
+    file.push(sample::run(("load", "A"), 0, 4, 1.0)).unwrap();
+    let titles = |file: &ResultFile| texts(&html(file).unwrap(), "h3");
+    assert!(titles(&file).contains(&"Steps over time, A".to_owned()));
+    let mut untold = sample::file(&["A"]);
+    let run = sample::run(("load", "A"), 0, 4, 1.0);
+    let timeline = Timeline { steps: StepRates::default(), ..run.series.timeline };
+    let series = Series { timeline, ..run.series };
+    untold.push(RunResult { series, ..run }).unwrap();
+    assert_eq!(titles(&untold).len(), titles(&file).len() - 1);
+}
+
+#[test]
+fn labels_of_points_lie_over_nothing() {
+    let mut file = sample::file(&["A", "B", "C"]);
+    for (server, slowness) in [("A", 1.0), ("B", 0.95), ("C", 0.9)] {
+        for concurrency in [1, 2, 3, 16] {
+            let name = format!("concurrency {concurrency}");
+            file.push(sample::run((&name, server), 0, concurrency, slowness)).unwrap();
+        }
+    }
+    let page = html(&file).unwrap();
+    let page = parsed(&page);
+    let plot = page.descendants().find(|node| node.tag_name().name() == "svg").unwrap();
+    let is_label = |node: &roxmltree::Node<'_, '_>| {
+        let colour = node.attribute("fill").unwrap_or_default();
+        node.tag_name().name() == "text" && colour.starts_with("var(--s")
+    };
+    let number = |node: &roxmltree::Node<'_, '_>, of: &str| -> f64 {
+        node.attribute(of).unwrap().parse().unwrap()
+    };
+    let labels: Vec<_> = plot.descendants().filter(is_label).collect();
+    assert!(labels.len() >= 6, "few points have labels: {}", labels.len());
+    for (idx, a) in labels.iter().enumerate() {
+        for b in &labels[idx + 1..] {
+            let apart = |of| (number(a, of) - number(b, of)).abs();
+            assert!(apart("x") >= 8.0 || apart("y") >= 14.0, "{a:?} {b:?}");
+        }
+    }
 }
 
 #[test]

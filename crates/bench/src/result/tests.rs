@@ -88,4 +88,8 @@ fn a_workload_is_known_by_its_requests() {
     let of = |id| Workload::of("fixed", &[request(id)]);
     assert_eq!(of(1), of(1));
     assert_ne!(of(1).sha256, of(2).sha256);
+    // The same prompts with other numbers of drafts are the same work.
+    let drafted = Planned { num_speculative_tokens: Some(3), ..request(1) };
+    assert_eq!(Workload::of("fixed", &[drafted]), of(1));
+    assert_ne!(Workload::of("fixed", &[Planned { max_tokens: 9, ..request(1) }]), of(1));
 }

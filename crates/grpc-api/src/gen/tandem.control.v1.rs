@@ -46,9 +46,10 @@ pub struct GetModelInfoResponse {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetServerInfoRequest {}
 /// The program and its capacity.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetServerInfoResponse {
-    /// Version of the program.
+    /// Version of the program, with the commit it was built from as build metadata where that is known:
+    /// "0.1.0+0123456789ab", with ".dirty" behind it where files differed.
     #[prost(string, tag = "1")]
     pub version: ::prost::alloc::string::String,
     /// Tokens a KV block.
@@ -69,6 +70,16 @@ pub struct GetServerInfoResponse {
     /// Whether requests with the same prefix share its KV blocks.
     #[prost(bool, tag = "7")]
     pub prefix_caching: bool,
+    /// What the model is computed on, such as "cpu".
+    #[prost(string, tag = "8")]
+    pub device: ::prost::alloc::string::String,
+    /// Threads that compute it; 0 where that is not known.
+    #[prost(uint32, tag = "9")]
+    pub compute_threads: u32,
+    /// Versions of the libraries that do, by name, such as "libtorch".
+    #[prost(map = "string, string", tag = "10")]
+    pub libraries:
+        ::std::collections::HashMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
 }
 /// Empty.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

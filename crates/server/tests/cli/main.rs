@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failure in a test's helper is a failure of the test")]
 
+mod bench;
 mod checkpoints;
 mod config;
 mod drafts;
