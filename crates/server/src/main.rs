@@ -25,6 +25,7 @@ use settings::SettingsError;
 use telemetry::LogFormat;
 
 use crate::cli::{Cli, Command};
+use crate::serve::DEFAULT_DRAFTING;
 
 fn main() -> ExitCode {
     match run() {
@@ -48,7 +49,12 @@ fn run() -> Result<ExitCode> {
         telemetry::log("warn", LogFormat::Text)?;
     }
     match &command {
-        Command::Serve(args) if args.print_config => output::text(&args.settings.to_toml()),
+        Command::Serve(args) if args.print_config => {
+            let mut settings = args.settings.clone();
+            // What runs where nothing says it is shown as well.
+            settings.engine.drafting.get_or_insert(DEFAULT_DRAFTING);
+            output::text(&settings.to_toml())
+        }
         Command::Serve(args) => serve::run(&args.settings),
         Command::Generate(args) => generate::run(args),
         Command::Chat(args) => chat::run(args),

@@ -17,6 +17,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::loading::{self, LoadedEngine};
 use crate::{http, output, port, program};
 
+/// How requests are drafted for where nothing says it.
+pub(crate) const DEFAULT_DRAFTING: DraftingArg = DraftingArg::Adaptive;
+
 pub(crate) fn run(settings: &ServeSettings) -> Result<()> {
     let runtime = Runtime::new()?;
     let export = {
@@ -56,7 +59,7 @@ async fn serve(settings: &ServeSettings) -> Result<()> {
     let mut serving = tokio::spawn(grpc_server::serve(ports, port::config(listen), engine, stop));
     let engine_settings = settings.engine.clone();
     let loading = tokio::task::spawn_blocking(move || {
-        loading::start_engine(&engine_settings, DraftingArg::Adaptive)
+        loading::start_engine(&engine_settings, DEFAULT_DRAFTING)
     });
     let loaded = tokio::select! {
         loaded = loading => loaded??,

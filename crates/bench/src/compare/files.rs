@@ -234,8 +234,7 @@ impl Setting {
         }
         if let Some(row) = self.row("acceptance rate") {
             let lost = row.a.median - row.b.median;
-            // Where drafting adapts to the load, the rates of repeats differ by more than that.
-            if lost > ACCEPTANCE_LOSS_MAX + ROUNDING && row.b.max < row.a.min {
+            if lost > ACCEPTANCE_LOSS_MAX + ROUNDING {
                 let name = &self.name;
                 regressions.push(format!("{name}: acceptance rate -{lost:.1} percentage points"));
             }

@@ -77,9 +77,9 @@ fn throughput_and_acceptance_fail_a_build() {
     assert_eq!(regressions(&[99., 100., 101.], acceptance), Vec::<String>::new());
 }
 
-/// As they do where drafting adapts to the load.
+/// Also where the repeats overlap: a loss is a loss of the medians.
 #[test]
-fn rates_that_differ_from_repeat_to_repeat_fail_no_build() {
+fn rates_that_differ_from_repeat_to_repeat_fail_by_their_medians() {
     let of = |rates: [u64; 3]| {
         let mut file = sample::file(&["tandem"]);
         for (repeat, per_thousand) in (0..).zip(rates) {
@@ -90,8 +90,8 @@ fn rates_that_differ_from_repeat_to_repeat_fail_no_build() {
         file
     };
     let regressions = |a, b| compare(&of(a), &of(b), false).unwrap().regressions();
-    assert_eq!(regressions([560, 740, 790], [570, 670, 690]), Vec::<String>::new());
-    assert_eq!(regressions([740, 745, 790], [670, 680, 730]).len(), 1);
+    assert_eq!(regressions([560, 740, 790], [570, 735, 790]), Vec::<String>::new());
+    assert_eq!(regressions([560, 740, 790], [570, 670, 690]).len(), 1);
 }
 
 #[test]
