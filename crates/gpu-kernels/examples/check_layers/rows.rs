@@ -55,6 +55,16 @@ pub(crate) fn check<E: Checked>(
     device: &Device<E>,
     sizes: &Sizes,
 ) -> Result<()> {
+    check_embeddings(report, device, sizes)?;
+    check_norms(report, device, sizes.hidden)?;
+    check_small(report, device, sizes.inner)
+}
+
+fn check_embeddings<E: Checked>(
+    report: &mut Report,
+    device: &Device<E>,
+    sizes: &Sizes,
+) -> Result<()> {
     let (n, vocab) = (sizes.hidden, sizes.vocab);
     let kernels = &device.kernels;
     let (norm, hnorm) = (HostNorm::new(device, 1, n)?, HostNorm::new(device, 2, n)?);
@@ -81,6 +91,35 @@ pub(crate) fn check<E: Checked>(
     report.check(
         device,
         &Case {
+            name: "mtp_input",
+            run: &|batch| {
+                let mut out = batch.poisoned::<E>(batch.rows.len() * 2 * n)?;
+                let (hidden, ids) = (batch.noise::<E>(6, n)?, ids(batch, vocab)?);
+                let input = MtpInput {
+                    ids: ids.view(),
+                    table: table.view(),
+                    hidden: hidden.view(),
+                    enorm: norm.norm(),
+                    hnorm: hnorm.norm(),
+                };
+                kernels.mtp_input(batch.pass(), &input, out.view_mut())?;
+                Ok(vec![out_of(batch, &out)?])
+            },
+            reference: &|row| {
+                let hidden = hnorm.reference(&row_values::<E>(6, row, n));
+                vec![[norm.reference(&embedding(row)), hidden].concat()]
+            },
+            tolerance: one_rounding::<E>(),
+        },
+    )
+}
+
+fn check_norms<E: Checked>(report: &mut Report, device: &Device<E>, n: usize) -> Result<()> {
+    let (kernels, norm) = (&device.kernels, HostNorm::new(device, 1, n)?);
+    let out_of = |batch: &Batch<'_, E>, out: &Buffer<E>| Output::new(batch, out, batch.rows.len());
+    report.check(
+        device,
+        &Case {
             name: "rms_norm",
             run: &|batch| {
                 let mut out = batch.poisoned::<E>(batch.rows.len() * n)?;
@@ -102,7 +141,7 @@ pub(crate) fn check<E: Checked>(
                 let residual = sum.view_mut();
                 let (x, norm) = (x.view(), norm.norm());
                 kernels.add_rms_norm(batch.pass(), x, residual, norm, out.view_mut())?;
-                Ok(vec![out_of(batch, &out)?, f32_of(batch, &sum)?])
+                Ok(vec![out_of(batch, &out)?, Output::new(batch, &sum, batch.rows.len())?])
             },
             reference: &|row| {
                 let sum = sum(&row_values::<E>(5, row, n), &row_values::<f32>(4, row, n));
@@ -110,32 +149,7 @@ pub(crate) fn check<E: Checked>(
             },
             tolerance: one_rounding::<E>(),
         },
-    )?;
-    report.check(
-        device,
-        &Case {
-            name: "mtp_input",
-            run: &|batch| {
-                let mut out = batch.poisoned::<E>(batch.rows.len() * 2 * n)?;
-                let (hidden, ids) = (batch.noise::<E>(6, n)?, ids(batch, vocab)?);
-                let input = MtpInput {
-                    ids: ids.view(),
-                    table: table.view(),
-                    hidden: hidden.view(),
-                    enorm: norm.norm(),
-                    hnorm: hnorm.norm(),
-                };
-                kernels.mtp_input(batch.pass(), &input, out.view_mut())?;
-                Ok(vec![out_of(batch, &out)?])
-            },
-            reference: &|row| {
-                let hidden = hnorm.reference(&row_values::<E>(6, row, n));
-                vec![[norm.reference(&embedding(row)), hidden].concat()]
-            },
-            tolerance: one_rounding::<E>(),
-        },
-    )?;
-    check_small(report, device, sizes.inner)
+    )
 }
 
 /// The operations on one value.
