@@ -83,6 +83,23 @@ impl StepOutcome {
         self.failures.push((request_id, message));
     }
 
+    /// Appends the rows of another part of the same step, and adds what its indexers did.
+    pub fn append(&mut self, part: &Self) {
+        self.indexer += &part.indexer;
+        for row in &part.rows {
+            let logprobs = |span: Span| part.logprobs[span.range()].iter().cloned();
+            self.push_row(row.request_id, part.tokens(row), row.n_accepted, part.drafts(row));
+            if row.logprobs.len > 0 {
+                self.push_logprobs(logprobs(row.logprobs));
+            }
+            if row.prompt_logprobs.len > 0 {
+                self.push_prompt_logprobs(logprobs(row.prompt_logprobs));
+            }
+            self.rows.last_mut().expect("the row just pushed").has_failed = row.has_failed;
+        }
+        self.failures.extend_from_slice(&part.failures);
+    }
+
     /// Why `row` alone has failed, if it has.
     #[must_use]
     #[inline]
@@ -163,5 +180,27 @@ impl StepOutcome {
     #[inline]
     pub fn drafts(&self, row: &OutcomeRow) -> &[TokenId] {
         &self.drafts[row.drafts.range()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_step_come_together() {
+        let (mut whole, mut part) = (StepOutcome::default(), StepOutcome::default());
+        whole.push_row(RequestId(1), &[5], 0, &[6, 7]);
+        part.push_row(RequestId(2), &[8, 9], 1, &[10]);
+        part.push_logprobs((0..2).map(|_| TokenLogprobs { logprob: -1.0, top: vec![] }));
+        part.push_failed_row(RequestId(3), "no token".to_owned());
+        part.indexer.target_verify.n_launches = 4;
+        whole.append(&part);
+        whole.append(&StepOutcome::default());
+        assert_eq!((whole.rows().len(), whole.indexer.target_verify.n_launches), (3, 4));
+        let row = whole.row(RequestId(2)).unwrap();
+        assert_eq!((whole.tokens(row), whole.drafts(row)), (&[8, 9][..], &[10][..]));
+        assert_eq!((row.n_accepted, whole.logprobs(row).len(), whole.failure(row)), (1, 2, None));
+        assert_eq!(whole.failure(whole.row(RequestId(3)).unwrap()), Some("no token"));
     }
 }

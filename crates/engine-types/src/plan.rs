@@ -296,6 +296,29 @@ impl StepPlan {
         }
     }
 
+    /// Fills `self` with the rows of `plan` that `keep` says, and with everything that is not a
+    /// row's. The tokens of no row are in flight.
+    ///
+    /// # Panics
+    ///
+    /// If they are of one that is kept.
+    pub fn keep_rows(&mut self, plan: &Self, mut keep: impl FnMut(&PlanRow) -> bool) {
+        self.clear();
+        self.step_id = plan.step_id;
+        self.copies.extend_from_slice(&plan.copies);
+        self.updates.extend_from_slice(&plan.updates);
+        self.blocks.extend_from_slice(&plan.blocks);
+        self.lookahead.extend_from_slice(&plan.lookahead);
+        self.setups.extend_from_slice(&plan.setups);
+        self.masks.extend_from_slice(&plan.masks);
+        for row in plan.rows.iter().filter(|row| keep(row)) {
+            assert_eq!(row.source, TokenSource::Host, "{}: tokens in flight", row.request_id);
+            let tokens = Span::after(self.tokens.len(), row.tokens.range().len());
+            self.tokens.extend_from_slice(plan.tokens(row));
+            self.push(PlanRow { tokens, ..*row });
+        }
+    }
+
     /// The rows, in the order in which their tokens are packed.
     #[must_use]
     pub fn rows(&self) -> &[PlanRow] {

@@ -8,7 +8,7 @@ use gpu_kernels::SlotRecord;
 
 use crate::decode::{DecodeOptions, SlotResult, TableUpdate};
 use crate::loader::Element;
-use crate::model::{DraftPass, DraftRows, GpuModel};
+use crate::model::{DraftPass, GpuModel, HiddenRows, Selected};
 
 /// A [`GpuModel`] whose element type does not matter.
 pub trait AnyModel {
@@ -26,21 +26,25 @@ pub trait AnyModel {
     /// # Errors
     ///
     /// As there.
-    fn forward(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<Vec<f32>, GpuError>;
+    fn forward(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<(), GpuError>;
 
     /// As [`GpuModel::logits`].
     ///
     /// # Errors
     ///
     /// As there.
-    fn logits(&mut self, hidden: &[f32], mtp: Option<usize>) -> Result<Vec<f32>, GpuError>;
+    fn logits(
+        &mut self,
+        hidden: HiddenRows<'_>,
+        mtp: Option<usize>,
+    ) -> Result<Vec<f32>, GpuError>;
 
     /// As [`GpuModel::draft`].
     ///
     /// # Errors
     ///
     /// As there.
-    fn draft(&mut self, draft: DraftPass<'_>) -> Result<DraftRows, GpuError>;
+    fn draft(&mut self, draft: DraftPass<'_>) -> Result<Option<Selected>, GpuError>;
 
     /// As [`GpuModel::copy_block`].
     ///
@@ -48,6 +52,13 @@ pub trait AnyModel {
     ///
     /// As there.
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), GpuError>;
+
+    /// As [`GpuModel::synchronize`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    fn synchronize(&self) -> Result<(), GpuError>;
 
     /// As [`GpuModel::allocate_caches`].
     ///
@@ -99,20 +110,28 @@ impl<E: Element> AnyModel for GpuModel<E> {
         self.can_share_selection()
     }
 
-    fn forward(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<Vec<f32>, GpuError> {
+    fn forward(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<(), GpuError> {
         self.forward(ids, layout)
     }
 
-    fn logits(&mut self, hidden: &[f32], mtp: Option<usize>) -> Result<Vec<f32>, GpuError> {
+    fn logits(
+        &mut self,
+        hidden: HiddenRows<'_>,
+        mtp: Option<usize>,
+    ) -> Result<Vec<f32>, GpuError> {
         self.logits(hidden, mtp)
     }
 
-    fn draft(&mut self, draft: DraftPass<'_>) -> Result<DraftRows, GpuError> {
+    fn draft(&mut self, draft: DraftPass<'_>) -> Result<Option<Selected>, GpuError> {
         self.draft(draft)
     }
 
     fn copy_block(&mut self, from: u32, to: u32) -> Result<(), GpuError> {
         self.copy_block(from, to)
+    }
+
+    fn synchronize(&self) -> Result<(), GpuError> {
+        self.synchronize()
     }
 
     fn allocate_caches(&mut self, num_blocks: usize) -> Result<(), GpuError> {

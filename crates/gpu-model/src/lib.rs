@@ -26,4 +26,4 @@ pub use device::PassLimits;
 pub use error::ModelError;
 pub use gpu_kernels::SlotRecord;
 pub use loader::Element;
-pub use model::{DraftPass, DraftRows, GpuModel};
+pub use model::{DraftPass, GpuModel, HiddenRows, Selected};

@@ -9,33 +9,10 @@ use weights::{TensorMap, WeightsError};
 use crate::error::ModelError;
 
 /// An element of weights, activations and caches: float32 or bfloat16.
-pub trait Element: GemmElement + torch_ext::Element {
-    /// Rounded to nearest even.
-    fn from_f32(value: f32) -> Self;
+pub trait Element: GemmElement + torch_ext::Element {}
 
-    /// Exact.
-    fn to_f32(self) -> f32;
-}
-
-impl Element for f32 {
-    fn from_f32(value: f32) -> Self {
-        value
-    }
-
-    fn to_f32(self) -> f32 {
-        self
-    }
-}
-
-impl Element for half::bf16 {
-    fn from_f32(value: f32) -> Self {
-        Self::from_f32(value)
-    }
-
-    fn to_f32(self) -> f32 {
-        Self::to_f32(self)
-    }
-}
+impl Element for f32 {}
+impl Element for half::bf16 {}
 
 /// Takes tensors out of a map and puts them on the device.
 pub(crate) struct Loader<'a> {

@@ -41,22 +41,29 @@ pub(crate) struct Work<E> {
     pub(crate) all: Workspace<E>,
     /// Of passes with one row a sequence.
     pub(crate) single: Workspace<E>,
-    /// Hidden states of the target, or of the draft step before.
+    /// Hidden states that a draft pass or the head reads.
     pub(crate) hidden: Buffer<E>,
+    /// Those that the last pass of the target left.
+    of_target: Buffer<E>,
+    /// Those that the last draft pass left.
+    of_draft: Buffer<E>,
     pub(crate) rows: RowArrays,
     pub(crate) tables: Buffer<i32>,
-    /// Rows that go on, of a draft pass.
-    pub(crate) chosen_rows: Buffer<i32>,
+    /// Rows to be taken.
+    chosen_rows: Buffer<i32>,
     pub(crate) logits: Buffer<f32>,
 }
 
-/// What a draft pass returns: one row for each output row.
-#[derive(Clone, Debug)]
-pub struct DraftRows {
-    /// Hidden states after `shared_head.norm`, `[R, hidden]`.
-    pub hidden: Vec<f32>,
-    /// The selected positions `[R, topk]` and their counts `[R]`, if an indexer ran.
-    pub selection: Option<(Vec<i32>, Vec<i32>)>,
+/// The positions `[R, topk]` that rows attend, and how many of each count, `[R]`.
+pub type Selected = (Vec<i32>, Vec<i32>);
+
+/// Hidden states on the device, by their rows.
+#[derive(Clone, Copy, Debug)]
+pub struct HiddenRows<'a> {
+    /// Whether they are those of the last draft pass, or of the target's last pass.
+    pub of_draft: bool,
+    /// Which rows of it.
+    pub rows: &'a [i32],
 }
 
 /// A draft pass.
@@ -66,8 +73,8 @@ pub struct DraftPass<'a> {
     pub layer: usize,
     /// Token of each row.
     pub ids: &'a [i32],
-    /// Hidden state of each row, `[T, hidden]`.
-    pub hidden: &'a [f32],
+    /// Hidden state of each row.
+    pub hidden: HiddenRows<'a>,
     /// Where the rows are.
     pub layout: &'a BatchLayout,
     /// The rows that are wanted, with their layout, each as a sequence of its own; all if `None`.
@@ -139,7 +146,8 @@ impl<E: Element> GpuModel<E> {
         self.mtp.len()
     }
 
-    /// The target over all rows of a layout; hidden states after the final norm, `[T, hidden]`.
+    /// The target over all rows of a layout, whose hidden states after the final norm stay on the
+    /// device until its next pass.
     ///
     /// # Errors
     ///
@@ -148,7 +156,7 @@ impl<E: Element> GpuModel<E> {
     /// # Panics
     ///
     /// If the layout breaks a bound of [`PassLimits`].
-    pub fn forward(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<Vec<f32>, GpuError> {
+    pub fn forward(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<(), GpuError> {
         let bounds = self.upload(ids, layout)?;
         let Self { device, layers, caches, work, .. } = self;
         let pass = work.rows.pass((ids.len(), layout.n_seqs()), bounds.tables(&work.tables), {
@@ -156,32 +164,38 @@ impl<E: Element> GpuModel<E> {
         });
         let target = Target { table: &self.table, layers, norm: &self.norm };
         target.forward(device, &pass, caches, &mut work.all)?;
-        self.download(&self.work.all.x, ids.len())
+        let n = ids.len() * device.sizes.hidden;
+        device.stream.copy(work.all.x.slice(..n), work.of_target.slice_mut(..n))
     }
 
-    /// Logits of hidden states `[R, hidden]`, of the target or of MTP layer `mtp`: `[R, vocab]`.
+    /// Logits of hidden states, by the head of the target or of MTP layer `mtp`: `[R, vocab]`.
     ///
     /// # Errors
     ///
     /// [`GpuError`] if a launch fails.
-    pub fn logits(&mut self, hidden: &[f32], mtp: Option<usize>) -> Result<Vec<f32>, GpuError> {
+    pub fn logits(
+        &mut self,
+        hidden: HiddenRows<'_>,
+        mtp: Option<usize>,
+    ) -> Result<Vec<f32>, GpuError> {
         let (width, vocab) = (self.device.sizes.hidden, self.device.sizes.vocab);
         let at_once = self.work.logits.len() / vocab;
-        let mut logits = Vec::with_capacity(hidden.len() / width * vocab);
-        for rows in hidden.chunks(at_once * width) {
-            self.upload_hidden(rows)?;
-            let n_rows = rows.len() / width;
+        let mut logits = Vec::with_capacity(hidden.rows.len() * vocab);
+        for rows in hidden.rows.chunks(at_once) {
+            self.take_hidden(HiddenRows { rows, ..hidden })?;
             let own = mtp.and_then(|layer| self.mtp[layer].head.as_ref());
             let head = own.or(self.head.as_ref()).unwrap_or(&self.table);
             let work = &mut self.work;
             let x = (work.hidden.view(), width);
-            self.device.linear(n_rows, x, head, work.logits.view_mut())?;
-            logits.extend(self.device.stream.download(work.logits.slice(..n_rows * vocab))?);
+            self.device.linear(rows.len(), x, head, work.logits.view_mut())?;
+            logits.extend(self.device.stream.download(work.logits.slice(..rows.len() * vocab))?);
         }
         Ok(logits)
     }
 
-    /// One MTP layer over the rows of a layout.
+    /// One MTP layer over the rows of a layout. The hidden states of its output rows after
+    /// `shared_head.norm` stay on the device until the next draft pass; the selection of its
+    /// indexer is returned, if it ran.
     ///
     /// # Errors
     ///
@@ -190,9 +204,9 @@ impl<E: Element> GpuModel<E> {
     /// # Panics
     ///
     /// If the pass breaks a bound of [`PassLimits`].
-    pub fn draft(&mut self, draft: DraftPass<'_>) -> Result<DraftRows, GpuError> {
+    pub fn draft(&mut self, draft: DraftPass<'_>) -> Result<Option<Selected>, GpuError> {
         let bounds = self.upload(draft.ids, draft.layout)?;
-        self.upload_hidden(draft.hidden)?;
+        self.take_hidden(draft.hidden)?;
         let topk = self.device.sizes.topk;
         if let Some((indices, counts)) = draft.selection {
             let (stream, ws) = (&self.device.stream, &mut self.work.all);
@@ -211,6 +225,8 @@ impl<E: Element> GpuModel<E> {
                 mtp.end(device, &pass, (cache, keys), &mut work.all)?;
                 draft.ids.len()
             }
+            // Only the KV is wanted.
+            Some(([], _)) => 0,
             Some((rows, layout)) => {
                 device.stream.upload(rows, work.chosen_rows.slice_mut(..rows.len()))?;
                 let chosen = work.chosen_rows.slice(..rows.len());
@@ -223,22 +239,30 @@ impl<E: Element> GpuModel<E> {
                 rows.len()
             }
         };
-        let work = &self.work;
+        let work = &mut self.work;
         let ws = if draft.output.is_some() { &work.single } else { &work.all };
-        let selection = if keys == Keys::Choose {
-            let stream = &self.device.stream;
-            let indices = stream.download(ws.indices.slice(..n_rows * topk))?;
-            Some((indices, stream.download(ws.counts.slice(..n_rows))?))
-        } else {
-            None
-        };
-        Ok(DraftRows { hidden: self.download(&ws.x, n_rows)?, selection })
+        let (stream, n) = (&device.stream, n_rows * device.sizes.hidden);
+        stream.copy(ws.x.slice(..n), work.of_draft.slice_mut(..n))?;
+        if keys != Keys::Choose {
+            return Ok(None);
+        }
+        let indices = stream.download(ws.indices.slice(..n_rows * topk))?;
+        Ok(Some((indices, stream.download(ws.counts.slice(..n_rows))?)))
     }
 
     /// Whether a draft pass can take the selection of another one.
     #[must_use]
     pub fn can_share_selection(&self) -> bool {
         self.mtp.iter().all(|layer| layer.block.indexer.is_some())
+    }
+
+    /// Waits for everything that is queued.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError`] if the device has failed.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        self.device.stream.synchronize()
     }
 
     /// Copies whole blocks in every cache, one after the other.
@@ -264,15 +288,18 @@ impl<E: Element> GpuModel<E> {
         upload(&self.device.stream, (ids, layout), &mut self.work, &self.limits)
     }
 
-    fn upload_hidden(&mut self, hidden: &[f32]) -> Result<(), GpuError> {
-        let values: Vec<E> = hidden.iter().map(|&value| E::from_f32(value)).collect();
-        self.device.stream.upload(&values, self.work.hidden.slice_mut(..values.len()))
-    }
-
-    fn download(&self, hidden: &Buffer<E>, n_rows: usize) -> Result<Vec<f32>, GpuError> {
-        let values = hidden.slice(..n_rows * self.device.sizes.hidden);
-        let values = self.device.stream.download(values)?;
-        Ok(values.into_iter().map(E::to_f32).collect())
+    /// Puts hidden states side by side in `work.hidden`.
+    fn take_hidden(&mut self, hidden: HiddenRows<'_>) -> Result<(), GpuError> {
+        let (device, work, width) = (&self.device, &mut self.work, self.device.sizes.hidden);
+        let n_rows = hidden.rows.len();
+        if n_rows == 0 {
+            return Ok(());
+        }
+        device.stream.upload(hidden.rows, work.chosen_rows.slice_mut(..n_rows))?;
+        let rows = work.chosen_rows.slice(..n_rows);
+        let from = if hidden.of_draft { &work.of_draft } else { &work.of_target };
+        let to = work.hidden.slice_mut(..n_rows * width);
+        device.kernels.gather_rows(rows, from.view(), width, to)
     }
 }
 
@@ -356,13 +383,17 @@ impl<E: Element> Work<E> {
             Workspace::new(gpu, sizes, moe, max_rows)
         };
         let PassLimits { max_rows, max_seqs, max_len, max_window, block_size, .. } = *limits;
+        let most = max_rows.max(max_seqs * max_window);
+        let hidden = || gpu.alloc(most * sizes.hidden);
         Ok(Self {
-            all: of(max_rows.max(max_seqs * max_window))?,
+            all: of(most)?,
             single: of(max_seqs)?,
-            hidden: gpu.alloc(max_rows.max(max_seqs * max_window) * sizes.hidden)?,
-            rows: RowArrays::new(gpu, max_rows.max(max_seqs), max_seqs)?,
+            hidden: hidden()?,
+            of_target: hidden()?,
+            of_draft: hidden()?,
+            rows: RowArrays::new(gpu, most, max_seqs)?,
             tables: gpu.alloc(max_seqs * max_len.div_ceil(block_size).next_multiple_of(4))?,
-            chosen_rows: gpu.alloc(max_seqs)?,
+            chosen_rows: gpu.alloc(most)?,
             logits: gpu.alloc(max_seqs * max_window * sizes.vocab)?,
         })
     }

@@ -149,7 +149,7 @@ impl Stream {
     }
 
     /// A call that waits for the device has no place in a graph.
-    fn refuse_in_capture(&self, what: &str) -> Result<(), GpuError> {
+    pub(crate) fn refuse_in_capture(&self, what: &str) -> Result<(), GpuError> {
         match *self.0.capture() {
             Some(_) => invalid(format!("{what} waits for the device: not inside a capture")),
             None => Ok(()),

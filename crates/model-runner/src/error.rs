@@ -66,6 +66,11 @@ pub enum RunnerError {
     Tensor(TchError),
     /// The model cannot run on the GPU.
     Gpu(ModelError),
+    /// Something that a GPU does not run.
+    NotOnGpu {
+        /// What, and what to give instead.
+        reason: &'static str,
+    },
 }
 
 impl fmt::Display for RunnerError {
@@ -105,6 +110,7 @@ impl fmt::Display for RunnerError {
             Self::SpecDecode(error) => error.fmt(f),
             Self::Tensor(error) => write!(f, "the runner's tensors: {error}"),
             Self::Gpu(error) => error.fmt(f),
+            Self::NotOnGpu { reason } => write!(f, "a GPU does not run {reason}"),
         }
     }
 }

@@ -1,13 +1,16 @@
 //! A model on a GPU as a subject of the runner: each pass starts and ends on the host.
+//!
+//! Hidden states stay on the device. What the host has in their place are tensors of their rows,
+//! i64 `[T, 2]`: whether a draft pass left them, and the row. Whatever selects rows selects those.
 
 use std::cell::RefCell;
 
+use attention_backends::Selection;
 use batch_layout::BatchLayout;
 use engine_types::{BlockCopy, IndexerCounts};
-use gpu_model::{AnyModel, DraftPass};
+use gpu_model::{AnyModel, DraftPass, HiddenRows};
 use models::ForwardOutput;
 use spec_decode::{DraftError, DraftInput, DraftModel, DraftOutput};
-use attention_backends::Selection;
 use tch::Tensor;
 use torch_ext::slice;
 
@@ -24,7 +27,7 @@ pub(crate) struct GpuSubject {
 struct Facts {
     num_mtp_layers: usize,
     can_share_selection: bool,
-    hidden: i64,
+    vocab: i64,
     topk: usize,
     /// Layers of the target with an indexer.
     n_indexers: usize,
@@ -37,7 +40,7 @@ impl GpuSubject {
         let facts = Facts {
             num_mtp_layers: model.num_mtp_layers(),
             can_share_selection: model.can_share_selection(),
-            hidden: config.hidden_size as i64,
+            vocab: config.vocab_size as i64,
             topk: config.dsa.as_ref().map_or(0, |dsa| dsa.index_topk),
             n_indexers: layers.filter(|&idx| config.has_indexer(idx)).count(),
         };
@@ -55,16 +58,21 @@ impl GpuSubject {
         ids: &[i64],
         layout: &BatchLayout,
     ) -> Result<ForwardOutput, StepError> {
-        let hidden = self.model.borrow_mut().forward(&narrow(ids), layout)?;
-        let hidden = Tensor::f_from_slice(&hidden)?.f_view([-1, self.facts.hidden])?;
+        self.model.borrow_mut().forward(&narrow(ids), layout)?;
+        let hidden = places(false, ids.len())?;
         let indexer = self.facts.indexer_counts(layout, self.facts.n_indexers);
         Ok(ForwardOutput { hidden, indexer })
     }
 
     pub(crate) fn logits(&self, hidden: &Tensor) -> Result<Tensor, StepError> {
-        let hidden = hidden.f_contiguous()?;
-        let logits = self.model.borrow_mut().logits(slice(&hidden)?, None)?;
-        Ok(Tensor::f_from_slice(&logits)?.f_view([hidden.size()[0], -1])?)
+        self.logits_by(hidden, None)
+    }
+
+    fn logits_by(&self, hidden: &Tensor, mtp: Option<usize>) -> Result<Tensor, StepError> {
+        let (of_draft, rows) = rows_of(hidden)?;
+        let hidden = HiddenRows { of_draft, rows: &rows };
+        let logits = self.model.borrow_mut().logits(hidden, mtp)?;
+        Ok(Tensor::f_from_slice(&logits)?.f_view([rows.len() as i64, self.facts.vocab])?)
     }
 
     pub(crate) fn drafter(&self) -> Option<Box<dyn DraftModel + '_>> {
@@ -93,27 +101,29 @@ impl Drafter<'_> {
     fn run(&self, input: &DraftInput<'_>) -> Result<DraftOutput, StepError> {
         let facts = &self.0.facts;
         let ids = input.token_ids.f_contiguous()?;
-        let hidden = input.hidden.f_contiguous()?;
+        let (of_draft, hidden) = rows_of(input.hidden)?;
         let selection = input.selection.map(|selection| padded(selection, facts.topk));
         let selection = selection.transpose()?;
         let rows = input.output_rows.map(slice::<i64>).transpose()?;
         let narrowed = rows.map(|rows| (narrow(rows), input.layout.select_rows(rows)));
-        let rows = self.0.model.borrow_mut().draft(DraftPass {
+        let n_output = rows.map_or(ids.numel(), <[i64]>::len);
+        let selection = self.0.model.borrow_mut().draft(DraftPass {
             layer: input.layer,
             ids: &narrow(slice(&ids)?),
-            hidden: slice(&hidden)?,
+            hidden: HiddenRows { of_draft, rows: &hidden },
             layout: input.layout.host(),
             output: narrowed.as_ref().map(|(rows, layout)| (&rows[..], layout.host())),
             selection: selection.as_ref().map(|(indices, counts)| (&indices[..], &counts[..])),
         })?;
         let chose_for = narrowed.as_ref().map_or(input.layout, |(_, layout)| layout);
-        let selection = rows.selection.map(|(indices, counts)| -> Result<_, StepError> {
-            let indices = Tensor::f_from_slice(&indices)?.f_view([-1, facts.topk as i64])?;
+        let selection = selection.map(|(indices, counts)| -> Result<_, StepError> {
+            let shape = [counts.len() as i64, facts.topk as i64];
+            let indices = Tensor::f_from_slice(&indices)?.f_view(shape)?;
             Ok(Selection::new(indices, Tensor::f_from_slice(&counts)?)?)
         });
         let ran = usize::from(selection.is_some());
         Ok(DraftOutput {
-            hidden: Tensor::f_from_slice(&rows.hidden)?.f_view([-1, facts.hidden])?,
+            hidden: places(true, n_output)?,
             indexer: facts.indexer_counts(chose_for.host(), ran),
             selection: selection.transpose()?,
         })
@@ -134,11 +144,23 @@ impl DraftModel for Drafter<'_> {
     }
 
     fn logits(&self, layer: usize, hidden: &Tensor) -> Result<Tensor, DraftError> {
-        let hidden = hidden.f_contiguous()?;
-        let logits = self.0.model.borrow_mut().logits(slice(&hidden)?, Some(layer));
-        let logits = logits.map_err(|error| DraftError::Model(error.to_string()))?;
-        Ok(Tensor::f_from_slice(&logits)?.f_view([hidden.size()[0], -1])?)
+        let logits = self.0.logits_by(hidden, Some(layer));
+        logits.map_err(|error| DraftError::Model(error.to_string()))
     }
+}
+
+/// What stands for the hidden states of the first `n_rows` rows.
+fn places(of_draft: bool, n_rows: usize) -> Result<Tensor, StepError> {
+    let places: Vec<i64> = (0..n_rows as i64).flat_map(|row| [of_draft.into(), row]).collect();
+    Ok(Tensor::f_from_slice(&places)?.f_view([n_rows as i64, 2])?)
+}
+
+/// The rows that stand for hidden states, and whether a draft pass left them.
+fn rows_of(hidden: &Tensor) -> Result<(bool, Vec<i32>), StepError> {
+    let hidden = hidden.f_contiguous()?;
+    let places = slice::<i64>(&hidden)?;
+    let rows: Vec<i64> = places.chunks_exact(2).map(|place| place[1]).collect();
+    Ok((places.first() == Some(&1), narrow(&rows)))
 }
 
 fn narrow(ids: &[i64]) -> Vec<i32> {

@@ -6,18 +6,24 @@ use engine_types::{
     BlockId, ExecutorError, ExecutorLimits, IndexerCounts, MAX_STEPS_IN_FLIGHT, PlanRow,
     StepExecutor, StepOutcome, StepPlan, TokenId, TokenSource,
 };
-use gpu_model::{AnyModel, DecodeOptions, GpuModel, PassLimits, SlotRecord, TableUpdate};
+use gpu_model::{
+    AnyModel, DecodeOptions, GpuModel, ModelError, PassLimits, SlotRecord, TableUpdate,
+};
 use gpu_runtime::Gpu;
+use half::bf16;
 use model_config::ModelConfig;
-use models::ComputeDtype;
+use models::{ComputeDtype, IndexCacheDtype};
 use spec_decode::SyntheticAcceptance;
 use weights::TensorMap;
 
 use crate::error::RunnerError;
 use crate::gpu::GpuSubject;
-use crate::limits::{Planned, RunnerOptions, plan_limits};
+use crate::limits::{AttentionChoice, Planned, RunnerOptions, plan_limits};
 use crate::runner::{Runner, proposer};
 use crate::subject::Subject;
+
+/// Rows that a kernel can have.
+const MAX_ROWS: u32 = 65_535;
 
 /// A model on a GPU with its KV caches, behind [`StepExecutor`].
 ///
@@ -42,14 +48,66 @@ pub struct GpuRunner {
 
 #[derive(Clone, Copy)]
 struct Facts {
-    /// The most rows of a decode step, and the most drafts.
+    /// The most rows of a decode step.
     max_slots: usize,
-    max_drafts: u32,
     topk: u64,
     /// Indexers of the target.
     n_indexers: u64,
     /// Whether the draft layer has one.
     drafts_have_indexer: bool,
+}
+
+impl Facts {
+    fn of(config: &ModelConfig, limits: &ExecutorLimits) -> Self {
+        let drafts = limits.max_num_speculative_tokens;
+        let layers = 0..config.num_hidden_layers;
+        Self {
+            max_slots: limits.max_num_seqs as usize,
+            topk: config.dsa.as_ref().map_or(0, |dsa| dsa.index_topk as u64),
+            n_indexers: layers.filter(|&idx| config.has_indexer(idx)).count() as u64,
+            drafts_have_indexer: drafts > 0 && config.has_indexer(config.num_hidden_layers),
+        }
+    }
+}
+
+/// Refuses what runs on the CPU alone.
+fn refuse(options: &RunnerOptions, config: &ModelConfig) -> Result<(), RunnerError> {
+    let reason = if options.num_speculative_tokens > 0 && config.num_mtp_layers > 1 {
+        "drafts of more than one MTP layer; give num_speculative_tokens 0, or device cpu"
+    } else if options.index_cache_dtype != IndexCacheDtype::Auto {
+        "index keys of another dtype than the model's; give index_cache_dtype auto"
+    } else if options.attention != AttentionChoice::Auto {
+        "the reference attention; give attention auto"
+    } else if options.max_num_batched_tokens > MAX_ROWS {
+        "max_num_batched_tokens above 65535"
+    } else {
+        return Ok(());
+    };
+    Err(RunnerError::NotOnGpu { reason })
+}
+
+/// The bounds of passes that keep `limits`; blocks are counted later.
+fn pass_limits(limits: &ExecutorLimits) -> PassLimits {
+    PassLimits {
+        max_rows: limits.max_num_batched_tokens as usize,
+        max_seqs: limits.max_num_seqs as usize,
+        max_len: limits.max_model_len as usize,
+        max_window: limits.max_num_speculative_tokens as usize + 1,
+        block_size: limits.block_size as usize,
+        num_blocks: 0,
+    }
+}
+
+/// Puts a model on the device; with its MTP layers or without.
+fn load(
+    gpu: &Gpu,
+    (config, tensors, with): (ModelConfig, TensorMap, (bool, PassLimits)),
+    dtype: ComputeDtype,
+) -> Result<Box<dyn AnyModel>, ModelError> {
+    Ok(match dtype {
+        ComputeDtype::Float32 => Box::new(GpuModel::<f32>::load(gpu, config, tensors, with)?),
+        ComputeDtype::Bfloat16 => Box::new(GpuModel::<bf16>::load(gpu, config, tensors, with)?),
+    })
 }
 
 struct Launched {
@@ -85,61 +143,37 @@ impl GpuRunner {
     ) -> Result<Self, RunnerError> {
         let drafts = options.num_speculative_tokens as usize;
         let num_mtp_layers = if drafts > 0 { config.num_mtp_layers } else { 0 };
-        let kind = dtype.kind();
-        let planned = |config| Planned { config, num_mtp_layers, kind };
+        let plan = |options: &RunnerOptions| {
+            let planned = Planned { config: &config, num_mtp_layers, kind: dtype.kind() };
+            plan_limits(options, planned)
+        };
         // Checks the options before anything is loaded.
-        let bounds = plan_limits(options, planned(&config))?;
-        let passes = PassLimits {
-            max_rows: bounds.max_num_batched_tokens as usize,
-            max_seqs: bounds.max_num_seqs as usize,
-            max_len: bounds.max_model_len as usize,
-            max_window: drafts + 1,
-            block_size: bounds.block_size as usize,
-            num_blocks: 0,
-        };
+        refuse(options, &config)?;
+        let with = (drafts > 0, pass_limits(&plan(options)?));
+        let of = (config.clone(), tensors, with);
+        let mut model = load(gpu, of, dtype)?;
         let total = gpu.info().total_bytes;
-        let with = (drafts > 0, passes);
-        let mut model: Box<dyn AnyModel> = match dtype {
-            ComputeDtype::Float32 => {
-                Box::new(GpuModel::<f32>::load(gpu, config.clone(), tensors, with)?)
-            }
-            ComputeDtype::Bfloat16 => {
-                Box::new(GpuModel::<half::bf16>::load(gpu, config.clone(), tensors, with)?)
-            }
-        };
-        let memory = gpu.memory().map_err(gpu_model::ModelError::from)?;
         let spared = (total as f64 * (1.0 - options.gpu_memory_utilization)) as u64;
-        let kv_cache_bytes = (memory.free as u64).saturating_sub(spared);
-        let limits =
-            plan_limits(&RunnerOptions { kv_cache_bytes, ..options.clone() }, planned(&config))?;
-        model.allocate_caches(limits.num_blocks as usize).map_err(gpu_model::ModelError::from)?;
+        let free = gpu.memory().map_err(ModelError::from)?.free as u64;
+        let kv_cache_bytes = free.saturating_sub(spared);
+        let limits = plan(&RunnerOptions { kv_cache_bytes, ..options.clone() })?;
+        model.allocate_caches(limits.num_blocks as usize).map_err(ModelError::from)?;
         let proposer = proposer(&config, (num_mtp_layers, model.can_share_selection()), options)?;
         let index_share = proposer.shares_index();
-        let decode = DecodeOptions {
+        let graphs = model.prepare_decode(DecodeOptions {
             num_speculative_tokens: drafts,
             index_share,
             sizes: sizes(limits.max_num_seqs as usize),
             graphs: options.gpu_graphs,
             is_forced: options.synthetic_acceptance.is_some(),
-        };
-        let graphs = model.prepare_decode(decode).map_err(gpu_model::ModelError::from)?;
-        let left = gpu.memory().map_err(gpu_model::ModelError::from)?;
+        });
         tracing::info!(
             device = gpu.info().name,
             num_blocks = limits.num_blocks,
-            free_bytes = left.free,
-            ?graphs,
+            free_bytes = gpu.memory().map_err(ModelError::from)?.free,
+            graphs = ?graphs.map_err(ModelError::from)?,
             "runner ready on the GPU; graphs are (slots, launches)"
         );
-        let dsa = config.dsa.as_ref();
-        let layers = 0..config.num_hidden_layers;
-        let facts = Facts {
-            max_slots: limits.max_num_seqs as usize,
-            max_drafts: limits.max_num_speculative_tokens,
-            topk: dsa.map_or(0, |dsa| dsa.index_topk as u64),
-            n_indexers: layers.filter(|&idx| config.has_indexer(idx)).count() as u64,
-            drafts_have_indexer: drafts > 0 && config.has_indexer(config.num_hidden_layers),
-        };
         let subject = Subject::Gpu(GpuSubject::new(model));
         Ok(Self {
             runner: Runner::of(subject, limits, proposer, options),
@@ -149,7 +183,7 @@ impl GpuRunner {
             changed: BTreeSet::new(),
             synthetic: options.synthetic_acceptance.clone(),
             index_share,
-            facts,
+            facts: Facts::of(&config, &limits),
         })
     }
 
@@ -161,27 +195,33 @@ impl GpuRunner {
 
     /// Whether the device can run the step without the host.
     fn is_decode(&self, plan: &StepPlan) -> bool {
-        let is_decode = |row: &PlanRow| {
-            let is_window = row.samples && row.n_query == row.n_draft + 1;
-            is_window
-                && !row.prefill
-                && !row.has_sampler
-                && row.n_draft.max(row.n_propose) <= self.facts.max_drafts
-                && plan.masks(row).is_empty()
-        };
         let is_small = (1..=self.facts.max_slots).contains(&plan.rows().len());
-        is_small
-            && plan.copies().is_empty()
-            && plan.sampler_setups().is_empty()
-            && plan.rows().iter().all(is_decode)
+        is_small && plan.copies().is_empty() && plan.rows().iter().all(|row| is_window(plan, row))
     }
 
-    /// Queues a decode step.
-    fn launch_on_device(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
-        let is_told = self.last == Last::OnDevice;
-        let mut records = Vec::with_capacity(plan.rows().len());
+    /// How many drafts of each row of a plan are accepted, for benches.
+    fn forced(&self, plan: &StepPlan, is_wanted: impl Fn(&PlanRow) -> bool) -> Vec<u32> {
         let mut first = 0;
+        let mut forced = Vec::new();
         for row in plan.rows() {
+            let n_drafts = row.n_draft as usize;
+            if is_wanted(row) {
+                let of = |synthetic: &SyntheticAcceptance| {
+                    synthetic.n_accepted(plan.step_id.0, first, n_drafts) as u32
+                };
+                forced.push(self.synthetic.as_ref().map_or(0, of));
+            }
+            // Rows of logits.
+            first += if row.samples { n_drafts + 1 } else { 0 };
+        }
+        forced
+    }
+
+    /// Queues a decode step. Rows whose tokens are in flight continue the slots of the step that
+    /// the device ran last.
+    fn launch_on_device(&mut self, plan: &StepPlan, forced: &[u32]) -> Result<(), ExecutorError> {
+        let mut records = Vec::with_capacity(plan.rows().len());
+        for (row, &forced) in plan.rows().iter().zip(forced) {
             let drafts = plan.drafts(row);
             let mut record = SlotRecord {
                 source: None,
@@ -190,18 +230,12 @@ impl GpuRunner {
                 last_token: plan.tokens(row).first().copied().unwrap_or_default(),
                 n_drafts: row.n_draft,
                 n_wanted: row.n_propose,
-                forced: 0,
+                forced,
                 drafts,
             };
             if let TokenSource::InFlight { row } = row.source {
-                assert!(is_told, "a plan whose tokens the host knows was resolved");
                 record.source = Some(row);
             }
-            if let Some(synthetic) = &self.synthetic {
-                let n_drafts = row.n_draft as usize;
-                record.forced = synthetic.n_accepted(plan.step_id.0, first, n_drafts) as u32;
-            }
-            first += row.n_draft as usize + 1;
             records.push(record);
         }
         let tables: Vec<(u32, Vec<i32>)> = plan
@@ -270,7 +304,12 @@ impl GpuRunner {
                 match (tokens.len(), continued) {
                     (0, Continued::Nothing) => outcome.push_row(row.request_id, &[], 0, &[]),
                     (0, _) => {
-                        let why = "the logits of a row have a NaN, or it drafted none";
+                        let why = "the logits of a row have a NaN";
+                        outcome.push_failed_row(row.request_id, why.to_owned());
+                    }
+                    // What a NaN ended is not as the plan says, and its request ends alone.
+                    _ if drafts.len() != row.n_propose as usize => {
+                        let why = "the logits of a draft have a NaN";
                         outcome.push_failed_row(row.request_id, why.to_owned());
                     }
                     (n, continued) => {
@@ -280,7 +319,8 @@ impl GpuRunner {
                 }
             })
         });
-        result.map_err(|error| ExecutorError::Fatal(format!("{}: the GPU: {error}", plan.step_id)))?;
+        let failed = |error| ExecutorError::Fatal(format!("{}: the GPU: {error}", plan.step_id));
+        result.map_err(failed)?;
         outcome.indexer.target_verify = counts.target;
         outcome.indexer.draft_steps = counts.drafts;
         Ok(outcome)
@@ -291,8 +331,7 @@ impl GpuRunner {
         self.settle();
         let mut resolved = StepPlan::default();
         resolved.resolve(plan, self.outcome_before(self.steps.len()));
-        let mut outcome = StepOutcome::default();
-        self.runner.run(&resolved, &mut outcome)?;
+        let mut outcome = self.run_resolved(&resolved)?;
         if resolved.rows().len() < plan.rows().len() {
             let ran = |id| resolved.rows().iter().any(|row| row.request_id == id);
             let left_out = plan.rows().iter().map(|row| row.request_id).filter(|id| !ran(*id));
@@ -300,6 +339,50 @@ impl GpuRunner {
         }
         Ok(outcome)
     }
+}
+
+impl GpuRunner {
+    /// Runs a step pass by pass. One that failed with the device is the last one.
+    fn run_by_passes(
+        &mut self,
+        plan: &StepPlan,
+        outcome: &mut StepOutcome,
+    ) -> Result<(), ExecutorError> {
+        let result = self.runner.run(plan, outcome);
+        let Err(ExecutorError::Step(message)) = result else { return result };
+        match self.with_model(|model| model.synchronize()) {
+            Ok(()) => Err(ExecutorError::Step(message)),
+            Err(_) => Err(ExecutorError::Fatal(message)),
+        }
+    }
+
+    /// Runs a step whose tokens are known: the windows of a mixed one on the device, where drafting
+    /// costs no way back to the host, and the other rows pass by pass.
+    fn run_resolved(&mut self, plan: &StepPlan) -> Result<StepOutcome, ExecutorError> {
+        let (mut windows, mut others) = (StepPlan::default(), StepPlan::default());
+        windows.keep_rows(plan, |row| is_window(plan, row));
+        let mut outcome = StepOutcome::default();
+        let is_mixed = (1..plan.rows().len()).contains(&windows.rows().len());
+        if !is_mixed || !plan.copies().is_empty() {
+            self.run_by_passes(plan, &mut outcome)?;
+            return Ok(outcome);
+        }
+        others.keep_rows(plan, |row| !is_window(plan, row));
+        self.run_by_passes(&others, &mut outcome)?;
+        let forced = self.forced(plan, |row| is_window(plan, row));
+        self.launch_on_device(&windows, &forced)?;
+        outcome.append(&self.read(&windows, None)?);
+        Ok(outcome)
+    }
+}
+
+/// Whether a row greedily continues an output.
+fn is_window(plan: &StepPlan, row: &PlanRow) -> bool {
+    row.samples
+        && !row.prefill
+        && row.n_query == row.n_draft + 1
+        && !row.has_sampler
+        && plan.masks(row).is_empty()
 }
 
 /// What a row continues.
@@ -401,7 +484,8 @@ impl StepExecutor for GpuRunner {
         let run = if is_decode {
             self.runner.tables.update(&plan);
             self.last = Last::OnDevice;
-            let launched = self.launch_on_device(&plan);
+            let forced = self.forced(&plan, |_| true);
+            let launched = self.launch_on_device(&plan, &forced);
             launched.map_or_else(|error| Run::Done(Err(error)), |()| Run::OnDevice)
         } else {
             self.last = Last::Host;

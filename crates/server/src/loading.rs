@@ -75,7 +75,9 @@ pub(crate) fn start_engine(args: &EngineSettings, drafting: DraftingArg) -> Resu
     let gpu = open_gpu(&args.device)?;
     let make_runner = move || -> Result<Box<dyn StepExecutor>> {
         // Whoever starts the engine waits for this and cannot have gone.
-        let tell = |is_shared| drop(share_sender.send(is_shared));
+        let tell = |is_shared| {
+            let _ = share_sender.send(is_shared);
+        };
         if let Some(gpu) = gpu {
             let runner = load_gpu_runner(&gpu, &dir, dtype, format, &options)?;
             tell(runner.shares_index());

@@ -103,7 +103,12 @@ pub struct EngineSettings {
     #[arg(long)]
     pub no_prefix_caching: bool,
     /// Where the model runs: auto takes the first GPU that is usable, and else the CPU
-    #[arg(long, value_name = "auto|cpu|cuda:N|rocm:N", default_value = "auto", value_parser = device)]
+    #[arg(
+        long,
+        value_name = "auto|cpu|cuda:N|rocm:N",
+        default_value = "auto",
+        value_parser = device
+    )]
     pub device: String,
     /// Share of the GPU's memory that weights, workspaces and the KV pool take together, where
     /// --num-blocks is not given

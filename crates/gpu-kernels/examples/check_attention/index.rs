@@ -41,10 +41,8 @@ pub(crate) fn check<E: Elem>(stream: &Stream, sizes: IndexSizes) -> Result<()> {
             let slack = case.check(&first, is_exact)?;
             let IndexSizes { n_heads, head_dim, topk } = sizes;
             let kind = if is_exact { "exact, with ties and NaN" } else { "random" };
-            println!(
-                "indexer {:4} {n_heads:3} x {head_dim} top {topk} {name:8} {kind}: slack {slack:.1e}",
-                E::NAME
-            );
+            let (sizes, element) = (format!("{n_heads:3} x {head_dim} top {topk}"), E::NAME);
+            println!("indexer {element:4} {sizes} {name:8} {kind}: slack {slack:.1e}");
             case.check_count(&indexer, stream)?;
             case.check_gather(&indexer, stream, &mut rng, &first)?;
         }

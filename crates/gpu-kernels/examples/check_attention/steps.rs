@@ -191,15 +191,21 @@ impl Model {
                 }
             }
         }
-        for slot in 0..n_slots {
-            let Some(&last) = emitted[slot].last() else { continue };
+        self.emitted = emitted;
+        self.advance(&drafts, &n_propose);
+        passes
+    }
+
+    /// Moves the state behind what was emitted.
+    fn advance(&mut self, drafts: &[Vec<i32>], n_propose: &[usize]) {
+        let k = self.shape.n_drafts;
+        for (slot, emitted) in self.emitted.iter().enumerate() {
+            let Some(&last) = emitted.last() else { continue };
             self.last_token[slot] = last;
-            self.valid_len[slot] += emitted[slot].len() as i32;
+            self.valid_len[slot] += emitted.len() as i32;
             self.n_drafts[slot] = n_propose[slot] as i32;
             self.drafts[slot * k..][..n_propose[slot]].copy_from_slice(&drafts[slot]);
         }
-        self.emitted = emitted;
-        passes
     }
 }
 

@@ -240,3 +240,23 @@ fn types_may_move_between_threads_as_documented() {
     sync::<gpu_runtime::Buffer<f32>>();
     sync::<gpu_runtime::Pinned<f32>>();
 }
+
+#[test]
+fn what_is_sent_and_received_is_seen_when_it_is_there() {
+    let gpu = open();
+    let stream = gpu.stream().unwrap();
+    let mut buffer = gpu.alloc_zeroed::<i32>(3).unwrap();
+    let mut outbox = Outbox::<i32>::new(&gpu, 4).unwrap();
+    let mut inbox = Inbox::<i32>::new(&gpu, 3).unwrap();
+    for round in 0..3 {
+        outbox.fill().unwrap().copy_from_slice(&[round, 5, 6, 7]);
+        outbox.send(&stream, 0, buffer.slice_mut(..1)).unwrap();
+        outbox.send(&stream, 2, buffer.slice_mut(1..)).unwrap();
+        inbox.receive(&stream, &buffer).unwrap();
+        assert_eq!(inbox.read().unwrap(), [round, 6, 7]);
+    }
+    outbox.send(&stream, 2, &mut buffer).unwrap_err();
+    inbox.receive(&stream, &gpu.alloc_zeroed::<i32>(4).unwrap()).unwrap_err();
+    let in_capture = stream.capture(|stream| outbox.send(stream, 0, buffer.slice_mut(..1)));
+    assert!(in_capture.unwrap_err().to_string().contains("sending"));
+}

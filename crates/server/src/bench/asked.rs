@@ -128,7 +128,7 @@ fn n_ids(planned: &Planned) -> usize {
     }
 }
 
-fn dataset(args: &WorkloadArgs) -> Result<DatasetArg> {
+pub(super) fn dataset(args: &WorkloadArgs) -> Result<DatasetArg> {
     match (args.dataset_name, &args.dataset_path) {
         (Some(DatasetArg::File), None) => bail!("--dataset-name file: give --dataset-path FILE"),
         (Some(name @ (DatasetArg::Random | DatasetArg::Builtin)), Some(_)) => {

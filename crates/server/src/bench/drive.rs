@@ -5,7 +5,9 @@ use bench::{Batches, Load, Vocabulary};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::args::{AbArgs, LatencyArgs, ServeArgs, SweepArgs, ThroughputArgs, WorkloadArgs};
+use super::args::{
+    AbArgs, DatasetArg, LatencyArgs, ServeArgs, SweepArgs, ThroughputArgs, WorkloadArgs,
+};
 use super::asked::{self, Asked};
 use super::sitting::{Run, Sitting};
 use super::subject::Subject;
@@ -78,6 +80,11 @@ pub(super) async fn sweep(args: &SweepArgs, context: Context) -> Result<()> {
         lengths => lengths.to_vec(),
     };
     ensure!(args.concurrencies.iter().all(|n| *n > 0), "--concurrencies: at least 1");
+    let is_random = asked::dataset(&args.workload)? == DatasetArg::Random;
+    ensure!(
+        is_random || args.input_lens.is_empty(),
+        "--input-lens: the prompts of a file and built-in ones are as long as they are"
+    );
     let mut settings = vec![];
     for (len, n) in lengths.iter().flat_map(|len| args.concurrencies.iter().map(move |n| (len, n)))
     {
@@ -88,7 +95,9 @@ pub(super) async fn sweep(args: &SweepArgs, context: Context) -> Result<()> {
         };
         let asked = Asked::new(&workload, &vocabulary(&workload, &[&subject]))?;
         subject.take(&asked).await?;
-        settings.push((format!("{len} tokens, {n} at once"), *n as usize, asked));
+        let length = if is_random { format!("{len} tokens, ") } else { String::new() };
+        let name = format!("{length}{n} at once");
+        settings.push((name, *n as usize, asked));
     }
     let mut sitting = Sitting::new(context.settings, &args.output, "Sweep", stop);
     sitting.of(&args.workload);
