@@ -9,8 +9,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::record::{Outcome, Record};
 use crate::run::run_closed;
-use crate::session::{Measured, SETTLE, Watcher};
+use crate::session::{Measured, SETTLE, Watcher, counted_after};
 use crate::target::{Failure, Target};
+use crate::ticker::Ticker;
 use crate::workload::Planned;
 
 /// What is measured.
@@ -30,7 +31,8 @@ pub struct Batches {
 ///
 /// # Errors
 ///
-/// If the warm-up fails, or the server does not answer what is asked beside the requests.
+/// If the warm-up fails, if the server does not tell its counts before the run, or if it was
+/// started anew meanwhile.
 pub async fn measure_batches(
     target: &Arc<dyn Target>,
     batches: &Batches,
@@ -38,7 +40,7 @@ pub async fn measure_batches(
     watcher: &mut dyn Watcher,
 ) -> Result<(Measured, Vec<Duration>), Failure> {
     for _ in 0..batches.n_warmup {
-        for record in run_batch(target, batches, stop).await? {
+        for record in run_batch(target, batches, stop).await.0 {
             if let Outcome::Failed { class, message } = record.outcome {
                 return Err(Failure::new(class, format!("the warm-up failed: {message}")));
             }
@@ -48,9 +50,11 @@ pub async fn measure_batches(
     let before = target.counters().await?;
     watcher.begins();
     let (mut records, mut times): (Vec<Record>, Vec<Duration>) = (vec![], vec![]);
-    let mut start = Duration::ZERO;
+    let (mut start, mut kept_prompts) = (Duration::ZERO, false);
+    let ticker = Ticker::start();
     for idx in 0..batches.n {
-        let batch = run_batch(target, batches, stop).await?;
+        let (batch, kept) = run_batch(target, batches, stop).await;
+        kept_prompts |= kept;
         let took = batch.iter().map(|record| record.ended).max().unwrap_or_default();
         if !batch.is_empty() && batch.iter().all(|record| record.outcome == Outcome::Completed) {
             times.push(took);
@@ -62,22 +66,27 @@ pub async fn measure_batches(
         }
         start += took;
     }
+    let tick_lag_p99_ms = ticker.finish();
     sleep(SETTLE).await;
-    let counters = target.counters().await?.zip(before).map(|(after, before)| after.since(&before));
+    let after = counted_after(target).await;
+    let counters = after.zip(before).map(|(after, before)| after.since(&before)).transpose()?;
     let is_partial = times.len() < batches.n && stop.is_cancelled();
-    Ok((Measured { records, counters, steps: vec![], is_partial }, times))
+    let steps = vec![];
+    let measured = Measured { records, counters, kept_prompts, tick_lag_p99_ms, steps, is_partial };
+    Ok((measured, times))
 }
 
-/// One batch, whose prompts the server does not know; nothing once it is stopped.
+/// One batch, and whether the server may know its prompts; nothing once it is stopped. A server
+/// that fails to forget loses no run.
 async fn run_batch(
     target: &Arc<dyn Target>,
     batches: &Batches,
     stop: &CancellationToken,
-) -> Result<Vec<Record>, Failure> {
+) -> (Vec<Record>, bool) {
     if stop.is_cancelled() {
-        return Ok(vec![]);
+        return (vec![], false);
     }
-    target.forget_prompts().await?;
+    let kept_prompts = !target.forget_prompts().await.unwrap_or(false);
     let (sender, mut ended) = mpsc::unbounded_channel();
     let requests = Arc::clone(&batches.requests);
     let n = requests.len();
@@ -87,7 +96,7 @@ async fn run_batch(
         records.push(record);
     }
     records.sort_by_key(|record| record.index);
-    Ok(records)
+    (records, kept_prompts)
 }
 
 /// A record of a batch that begins later.

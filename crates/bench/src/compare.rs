@@ -59,6 +59,9 @@ pub(crate) struct Figure {
 /// The figure that decides.
 pub(crate) const HEADLINE: &str = "output throughput";
 
+/// The figure that means nothing without its limits.
+pub(crate) const GOODPUT: &str = "goodput";
+
 pub(crate) const FIGURES: [Figure; 11] = [
     Figure {
         label: HEADLINE,
@@ -75,7 +78,7 @@ pub(crate) const FIGURES: [Figure; 11] = [
         of: |run| Some(run.metrics.request_throughput),
     },
     Figure {
-        label: "goodput",
+        label: GOODPUT,
         short: "good req/s",
         unit: "requests/s",
         is_more_better: true,
@@ -147,7 +150,7 @@ pub(crate) struct Group<'a> {
 }
 
 /// Runs by setting and server, in the order in which those first ran.
-pub(crate) fn groups(runs: &[RunResult]) -> Vec<Group<'_>> {
+pub(crate) fn groups<'a>(runs: impl IntoIterator<Item = &'a RunResult>) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'_>> = vec![];
     for run in runs {
         let known = groups.iter_mut().find(|of| of.name == run.name && of.server == run.server);

@@ -8,7 +8,8 @@
 //! Invariants:
 //! * Latencies count from when a request was due. An open loop waits for nobody, so that a server
 //!   that stalls hides nothing (no coordinated omission).
-//! * Failed requests are counted and never averaged in. Tokens are counted by ids.
+//! * Failed requests are counted and never averaged in. Tokens are counted by ids;
+//!   a result tells of a server that sends none.
 //! * A result without its provenance cannot be written.
 //! * Figures of a machine that was not quiet say so.
 //!
@@ -17,13 +18,14 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use bench::{Arrival, Metrics, Outcome, Record, Slo};
+//! use bench::{Arrival, Counted, Metrics, Outcome, Record, Slo};
 //!
 //! let at = Duration::from_millis;
 //! let arrival = |millis, n_tokens| Arrival { at: at(millis), n_tokens };
 //! let record = Record {
 //!     index: 0, due: at(0), sent: at(0), ended: at(160), outcome: Outcome::Completed, n_prompt: 3,
 //!     messages: vec![arrival(100, 1), arrival(130, 4), arrival(160, 4)],
+//!     n_planned: None, counted: Counted::Ids,
 //! };
 //! let metrics = Metrics::of(&[record], &Slo::default());
 //! assert_eq!(metrics.tpot_ms.unwrap().mean, 7.5, "60 ms for 8 tokens, in two messages");
@@ -48,6 +50,7 @@ mod series;
 mod session;
 mod summary;
 mod target;
+mod ticker;
 mod workload;
 
 pub use arrivals::{Load, schedule};
@@ -67,7 +70,7 @@ pub use openai::OpenAiTarget;
 pub use provenance::{
     Build, Checkpoint, Covers, Fact, Host, Process, Provenance, Server, Source, masked,
 };
-pub use record::{Arrival, Outcome, Record};
+pub use record::{Arrival, Counted, Outcome, Record};
 pub use report::{ReportError, Warning, comparison_markdown, html, markdown, warnings};
 pub use result::{ResultFile, ResultFileError, RunResult, SCHEMA, Workload};
 pub use run::{run_closed, run_open};

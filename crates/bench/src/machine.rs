@@ -28,7 +28,8 @@ pub const HELD_S: f64 = 1.0;
 pub const HELD_SHARE: f64 = 0.02;
 /// The share of one processor above which a generator is called the bottleneck.
 pub const GENERATOR_SHARE: f64 = 0.8;
-/// The 99th percentile of how late requests are sent above which it is, milliseconds.
+/// The 99th percentile of how late requests are sent, or a sleeping task wakes up, above which it
+/// is, milliseconds.
 pub const SEND_LAG_MS: f64 = 10.0;
 
 /// Shorter times are not judged: a tick of the kernel's is much of them.
@@ -93,6 +94,9 @@ pub struct GeneratorLoad {
     pub cpus: f64,
     /// 99th percentile of how late requests were sent, milliseconds.
     pub send_lag_p99_ms: Option<f64>,
+    /// 99th percentile of how late a task of it that only sleeps woke up, milliseconds: what it
+    /// reads in a loop of any kind is timed as late as that.
+    pub tick_lag_p99_ms: Option<f64>,
     /// Whether it may have been what limited the results.
     pub is_bottleneck: bool,
     /// Why.
@@ -103,7 +107,12 @@ impl GeneratorLoad {
     /// Of a run with these figures; `None` where the engine runs in this process, so that its work
     /// and the generator's cannot be told apart.
     #[must_use]
-    pub fn of(machine: &MachineLoad, server: ServerProcess, metrics: &Metrics) -> Option<Self> {
+    pub fn of(
+        machine: &MachineLoad,
+        server: ServerProcess,
+        metrics: &Metrics,
+        tick_lag_p99_ms: Option<f64>,
+    ) -> Option<Self> {
         if server == ServerProcess::InProcess {
             return None;
         }
@@ -116,8 +125,11 @@ impl GeneratorLoad {
         if let Some(lag) = send_lag_p99_ms.filter(|lag| *lag > SEND_LAG_MS) {
             why.push(format!("1 of 100 requests was sent {lag:.1} ms late or later"));
         }
+        if let Some(lag) = tick_lag_p99_ms.filter(|lag| *lag > SEND_LAG_MS) {
+            why.push(format!("1 of 100 times it woke up {lag:.1} ms late or later"));
+        }
         let why = (!why.is_empty()).then(|| why.join("; "));
-        Some(Self { cpus, send_lag_p99_ms, is_bottleneck: why.is_some(), why })
+        Some(Self { cpus, send_lag_p99_ms, tick_lag_p99_ms, is_bottleneck: why.is_some(), why })
     }
 }
 

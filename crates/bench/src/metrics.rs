@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::{Outcome, Record};
+use crate::record::{Counted, Outcome, Record};
 use crate::summary::Summary;
 
 /// Limits that a good request keeps, in milliseconds; what is not set is not asked.
@@ -31,6 +31,13 @@ pub struct Metrics {
     pub failures: BTreeMap<String, u64>,
     /// Requests that the end of the run cut short.
     pub n_cut: u64,
+    /// Completed requests that have fewer tokens than planned, where only their number was to end
+    /// them.
+    #[serde(default)]
+    pub n_short: u64,
+    /// How generated tokens were counted: the least sure way of a completed request.
+    #[serde(default)]
+    pub counted: Counted,
     /// Seconds from the first request's due time to the last completed one's end.
     pub duration_s: f64,
     /// Prompt tokens.
@@ -95,6 +102,8 @@ impl Metrics {
             n_completed: completed.len() as u64,
             failures: failures(records),
             n_cut: records.iter().filter(|record| record.outcome == Outcome::Cut).count() as u64,
+            n_short: records.iter().filter(|record| record.is_short()).count() as u64,
+            counted: completed.iter().map(|record| record.counted).max().unwrap_or_default(),
             duration_s,
             n_prompt_tokens,
             n_output_tokens,

@@ -28,6 +28,9 @@ struct Chunk {
     choices: Vec<Choice>,
     usage: Option<Usage>,
     error: Option<Value>,
+    /// `error` in those of SGLang and others that are no part of an answer.
+    object: Option<String>,
+    message: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -51,17 +54,23 @@ impl OpenAiTarget {
     ///
     /// # Errors
     ///
-    /// If the server does not answer, or lists no model.
+    /// If the address asks for TLS, which this program does not have, if the server does not
+    /// answer, or if it lists no model.
     pub async fn connect(
         base_url: &str,
         model: Option<&str>,
         token: Option<&str>,
     ) -> Result<Self, Failure> {
         let base_url = base_url.trim_end_matches('/');
+        if base_url.starts_with("https:") {
+            let message = format!("{base_url}: this program has no TLS: give an http:// address");
+            return Err(Failure::new("address", message));
+        }
+        // What is measured is the server, and no proxy that the environment names.
         // Each request has a connection of its own: a server may close a used one, or keep a thread
         // waiting on it, and either would look like the server's own fault.
-        let client = Client::builder().tcp_nodelay(true).pool_max_idle_per_host(0).build();
-        let client = client.map_err(|error| connection(&error))?;
+        let client = Client::builder().no_proxy().tcp_nodelay(true).pool_max_idle_per_host(0);
+        let client = client.build().map_err(|error| connection(&error))?;
         let token = token.map(str::to_owned);
         let model = match model {
             Some(model) => model.to_owned(),
@@ -182,18 +191,26 @@ impl Target for OpenAiTarget {
 struct Reader {
     usage: Totals,
     is_finished: bool,
+    has_tokens: bool,
 }
 
 impl Reader {
     /// What an event adds, if anything.
     fn event(&mut self, data: &str) -> Result<Option<Piece>, Failure> {
         if data == "[DONE]" {
+            if !self.has_tokens && !self.is_finished {
+                let message = "the answer has no token and no reason why it ended";
+                return Err(Failure::new("empty", message));
+            }
             return Ok(Some(Piece::Finished(self.usage)));
         }
         let chunk: Chunk = serde_json::from_str(data)
             .map_err(|error| Failure::new("malformed", format!("{error}: {data}")))?;
-        if let Some(error) = chunk.error {
-            return Err(Failure::new("stream error", error.to_string()));
+        let is_error = chunk.object.as_deref() == Some("error");
+        let told = is_error.then(|| chunk.message.unwrap_or_else(|| json!(data)));
+        if let Some(error) = chunk.error.or(told) {
+            let text = error.as_str().or(error["message"].as_str()).map(str::to_owned);
+            return Err(Failure::new("stream error", text.unwrap_or_else(|| error.to_string())));
         }
         if let Some(of_all) = chunk.usage {
             self.usage =
@@ -206,12 +223,14 @@ impl Reader {
             // What a server gave up, such as vLLM's `abort`, is not whole.
             Some(reason) => return Err(Failure::new(format!("finish reason {reason}"), data)),
         }
-        Ok(match choice.token_ids {
+        let piece = match choice.token_ids {
             Some(ids) if ids.is_empty() => None,
             Some(ids) => Some(Piece::Tokens(u32::try_from(ids.len()).unwrap_or(u32::MAX))),
             None if choice.text.is_empty() => None,
             None => Some(Piece::Text),
-        })
+        };
+        self.has_tokens |= piece.is_some();
+        Ok(piece)
     }
 
     /// What the end of the stream adds: some servers send no `[DONE]`.

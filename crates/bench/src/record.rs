@@ -22,6 +22,25 @@ pub struct Record {
     pub outcome: Outcome,
     /// Prompt tokens, as the server counts them; as sent where it does not say.
     pub n_prompt: u32,
+    /// Generated tokens that it was to have, where nothing else was to end it.
+    #[serde(default)]
+    pub n_planned: Option<u32>,
+    /// How its generated tokens were counted.
+    #[serde(default)]
+    pub counted: Counted,
+}
+
+/// How generated tokens are counted, the surest way first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Counted {
+    /// By their ids.
+    #[default]
+    Ids,
+    /// By the total that the end of the answer tells, shared out evenly over its messages.
+    Usage,
+    /// As one a message: nothing tells more.
+    Messages,
 }
 
 /// Tokens that came in one message.
@@ -29,7 +48,7 @@ pub struct Record {
 pub struct Arrival {
     /// When.
     pub at: Duration,
-    /// How many, counted by ids.
+    /// How many, as [`Record::counted`] says.
     pub n_tokens: u32,
 }
 
@@ -55,6 +74,13 @@ impl Record {
     #[must_use]
     pub fn n_output(&self) -> u32 {
         self.messages.iter().map(|message| message.n_tokens).sum()
+    }
+
+    /// Whether it completed with fewer tokens than it was to have, as far as they are counted.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        let is_below = self.n_planned.is_some_and(|n| self.n_output() < n);
+        self.outcome == Outcome::Completed && self.counted != Counted::Messages && is_below
     }
 
     /// Time to the first token.
@@ -96,8 +122,17 @@ mod tests {
         let messages: Vec<_> =
             messages.iter().map(|(at, n)| Arrival { at: ms(*at), n_tokens: *n }).collect();
         let ended = messages.last().map_or(ms(0), |message| message.at);
-        let outcome = Outcome::Completed;
-        Record { index: 0, due: ms(0), sent: ms(0), messages, ended, outcome, n_prompt: 1 }
+        Record {
+            index: 0,
+            due: ms(0),
+            sent: ms(0),
+            messages,
+            ended,
+            outcome: Outcome::Completed,
+            n_prompt: 1,
+            n_planned: None,
+            counted: Counted::Ids,
+        }
     }
 
     #[test]

@@ -55,6 +55,9 @@ pub struct RunResult {
     pub seed: u64,
     /// Requests that were sent before, and not measured.
     pub n_warmup: u32,
+    /// Whether the server was not made to forget its prompts before.
+    #[serde(default)]
+    pub kept_prompts: bool,
     /// Limits of good requests.
     pub slo: Slo,
     /// The figures.

@@ -9,8 +9,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::record::{Arrival, Outcome, Record};
-use crate::target::{Failure, Piece, Target, Totals};
+use crate::record::{Arrival, Counted, Outcome, Record};
+use crate::target::{Failure, Piece, Target};
 use crate::workload::{Planned, Prompt};
 
 /// A clock of the run's own, from its start on.
@@ -91,22 +91,31 @@ async fn exchange(
     stop: &CancellationToken,
 ) -> Record {
     let sent = clock.now();
-    let mut messages = vec![];
-    let mut totals = Totals::default();
+    let mut answer = Answer::default();
     let outcome = tokio::select! {
         () = stop.cancelled() => Outcome::Cut,
-        read = read(target, request, clock, (&mut messages, &mut totals)) => match read {
+        read = read(target, request, clock, &mut answer) => match read {
             Ok(()) => Outcome::Completed,
             Err(Failure { class, message }) => Outcome::Failed { class, message },
         },
     };
     let ended = clock.now();
-    let n_planned = match &request.prompt {
+    let n_sent = match &request.prompt {
         Prompt::TokenIds(ids) => u32::try_from(ids.len()).unwrap_or(u32::MAX),
         Prompt::Text(_) => 0,
     };
-    let n_prompt = totals.n_prompt.unwrap_or(n_planned);
-    Record { index, due, sent, messages, ended, outcome, n_prompt }
+    let Answer { messages, n_prompt, counted } = answer;
+    let n_prompt = n_prompt.unwrap_or(n_sent);
+    let n_planned = request.ignore_eos.then_some(request.max_tokens);
+    Record { index, due, sent, messages, ended, outcome, n_prompt, n_planned, counted }
+}
+
+/// What has come of an answer.
+#[derive(Default)]
+struct Answer {
+    messages: Vec<Arrival>,
+    n_prompt: Option<u32>,
+    counted: Counted,
 }
 
 /// Reads an answer to its end.
@@ -114,22 +123,22 @@ async fn read(
     target: &dyn Target,
     request: &Planned,
     clock: Clock,
-    (messages, totals): (&mut Vec<Arrival>, &mut Totals),
+    answer: &mut Answer,
 ) -> Result<(), Failure> {
     let mut pieces = target.send(request).await?;
-    let mut are_told = true;
     while let Some(piece) = pieces.next().await {
         let at = clock.now();
         match piece? {
-            Piece::Tokens(n_tokens) => messages.push(Arrival { at, n_tokens }),
+            Piece::Tokens(n_tokens) => answer.messages.push(Arrival { at, n_tokens }),
             Piece::Text => {
-                are_told = false;
-                messages.push(Arrival { at, n_tokens: 1 });
+                answer.counted = Counted::Messages;
+                answer.messages.push(Arrival { at, n_tokens: 1 });
             }
             Piece::Finished(of_all) => {
-                *totals = of_all;
-                if !are_told {
-                    share_out(messages, of_all.n_output);
+                answer.n_prompt = of_all.n_prompt;
+                let is_untold = answer.counted == Counted::Messages;
+                if is_untold && share_out(&mut answer.messages, of_all.n_output) {
+                    answer.counted = Counted::Usage;
                 }
                 return Ok(());
             }
@@ -139,16 +148,18 @@ async fn read(
 }
 
 /// Gives messages whose tokens were not told their share of the total: evenly, the earlier ones one
-/// more where it does not come out even. So the total is right, and gaps by token are means.
-fn share_out(messages: &mut [Arrival], n_output: Option<u32>) {
+/// more where it does not come out even. So the total is right, and gaps by token are means. False
+/// where there is no total, or one that cannot be.
+fn share_out(messages: &mut [Arrival], n_output: Option<u32>) -> bool {
     let (Some(n_output), Ok(n_messages)) = (n_output, u32::try_from(messages.len())) else {
-        return;
+        return false;
     };
     if n_messages == 0 || n_output < n_messages {
-        return;
+        return false;
     }
     let (each, n_more) = (n_output / n_messages, (n_output % n_messages) as usize);
     for (index, message) in messages.iter_mut().enumerate() {
         message.n_tokens = each + u32::from(index < n_more);
     }
+    true
 }

@@ -7,20 +7,21 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::compare::FIGURES;
 use crate::{
-    Arrival, Build, Counters, Fact, GeneratorLoad, Load, LoadWindow, MachineLoad, Metrics, Outcome,
-    Planned, Prompt, Provenance, Record, ResultFile, RunResult, Series, Server, ServerProcess, Slo,
-    StepCount, Workload,
+    Arrival, Build, Counted, Counters, Fact, GeneratorLoad, Load, LoadWindow, MachineLoad, Metrics,
+    Outcome, Planned, Prompt, Provenance, Record, ResultFile, RunResult, Series, Server,
+    ServerProcess, Slo, StepCount, Workload,
 };
 
 /// A document without runs, of these servers.
 pub(crate) fn file(servers: &[&str]) -> ResultFile {
     let settings = serde_json::json!({"num_prompts": 160, "seed": 0});
     let arguments = ["bench", "serve", "--seed", "0"].map(str::to_owned);
-    let build = Build::of_this_program("0.1.0+4769999a");
+    let build = Build { is_optimized: true, ..Build::of_this_program("0.1.0+4769999a") };
     let provenance = Provenance::now(build, &arguments, settings);
     let mut file = ResultFile::new(provenance, "A <title> & \"more\"");
     for name in servers {
         file.add_server(Server {
+            source: file.provenance().bench.source.clone(),
             synthetic_acceptance: Fact::Known(false),
             config: serde_json::json!({"block_size": 16, "name": "<script>"}),
             ..Server::untold(*name, "grpc://127.0.0.1:50051")
@@ -58,8 +59,9 @@ pub(crate) fn run(
         repeat,
         seed: u64::from(repeat),
         n_warmup: 4,
+        kept_prompts: false,
         slo,
-        generator: GeneratorLoad::of(&machine, ServerProcess::Elsewhere, &metrics),
+        generator: GeneratorLoad::of(&machine, ServerProcess::Elsewhere, &metrics, None),
         metrics,
         counters: Some(counters(657)),
         machine,
@@ -125,6 +127,8 @@ fn records(mut rng: ChaCha8Rng, concurrency: usize, slowness: f64) -> Vec<Record
                 ended: Duration::from_secs_f64(now),
                 outcome: Outcome::Completed,
                 n_prompt: 64,
+                n_planned: Some(96),
+                counted: Counted::Ids,
             });
         }
     }

@@ -197,6 +197,8 @@ mod tests {
             ended: at(ended),
             outcome: Outcome::Completed,
             n_prompt: 1,
+            n_planned: None,
+            counted: crate::Counted::Ids,
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::arrivals::{Load, schedule};
@@ -14,10 +14,13 @@ use crate::record::{Outcome, Record};
 use crate::run::{run_closed, run_open};
 use crate::series::StepCount;
 use crate::target::{Counters, Failure, Target};
+use crate::ticker::Ticker;
 use crate::workload::Planned;
 
 /// How long a server may take until its counts are those of an idle one.
 pub(crate) const SETTLE: Duration = Duration::from_millis(200);
+/// How long a server may take to tell its counts after a run.
+const TELLS_WITHIN: Duration = Duration::from_secs(5);
 /// Time between two looks at a server's counts while it is measured: a few small calls a second.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -40,8 +43,12 @@ pub struct Plan {
 pub struct Measured {
     /// One record a request that was due, in the order of the requests.
     pub records: Vec<Record>,
-    /// What the server counted between start and end, if it tells.
+    /// What the server counted between start and end, if it tells at both; at the end it has 5 s.
     pub counters: Option<Counters>,
+    /// Whether it was not made to forget the prompts of what was before.
+    pub kept_prompts: bool,
+    /// 99th percentile of how late a task of this program that only sleeps woke up, milliseconds.
+    pub tick_lag_p99_ms: Option<f64>,
     /// The steps it had done at moments of the run, the first and the last included; none if it
     /// does not tell.
     pub steps: Vec<StepCount>,
@@ -58,13 +65,13 @@ pub trait Watcher: Send {
     fn ended(&mut self, record: &Record);
 }
 
-/// Measures once. Once `stop` is cancelled nothing more is
-/// sent, and what there is then is the result.
+/// Measures once. Once `stop` is cancelled nothing more is sent, and what there is then is the
+/// result.
 ///
 /// # Errors
 ///
-/// If the warm-up fails, or the server does not answer what is asked beside the requests; requests
-/// that fail in the run are counted.
+/// If the warm-up fails, if the server does not answer what is asked before the run, or if it was
+/// started anew meanwhile; requests that fail in the run are counted.
 pub async fn measure(
     target: &Arc<dyn Target>,
     plan: &Plan,
@@ -72,7 +79,7 @@ pub async fn measure(
     watcher: &mut dyn Watcher,
 ) -> Result<Measured, Failure> {
     warm_up(target, plan, stop).await?;
-    target.forget_prompts().await?;
+    let kept_prompts = !target.forget_prompts().await?;
     sleep(SETTLE).await;
     let before = target.counters().await?;
     watcher.begins();
@@ -80,6 +87,7 @@ pub async fn measure(
     let looking = before
         .as_ref()
         .map(|before| tokio::spawn(look(Arc::clone(target), before.clone(), looked)));
+    let ticker = Ticker::start();
     let (sender, mut ended) = mpsc::unbounded_channel();
     let run = tokio::spawn(run(Arc::clone(target), plan.clone(), stop.clone(), sender));
     let mut records = vec![];
@@ -88,19 +96,25 @@ pub async fn measure(
         records.push(record);
     }
     run.await.expect("a run does not panic");
+    let tick_lag_p99_ms = ticker.finish();
     if let Some(looking) = looking {
         looking.abort();
     }
     records.sort_by_key(|record| record.index);
     sleep(SETTLE).await;
-    let after = target.counters().await?;
+    let after = counted_after(target).await;
     let mut steps: Vec<StepCount> = std::iter::from_fn(|| looks.try_recv().ok()).collect();
     let end = records.iter().map(|record| record.ended).max().unwrap_or_default();
     steps.extend(after.as_ref().map(|after| StepCount::new(end, after)));
-    let counters = after.zip(before).map(|(after, before)| after.since(&before));
+    let counters = after.zip(before).map(|(after, before)| after.since(&before)).transpose()?;
     let is_partial = stop.is_cancelled() && records.len() < plan.requests.len()
         || records.iter().any(|record| record.outcome == Outcome::Cut);
-    Ok(Measured { records, counters, steps, is_partial })
+    Ok(Measured { records, counters, kept_prompts, tick_lag_p99_ms, steps, is_partial })
+}
+
+/// What a server counts after a run. A fault loses these counts, and not the run.
+pub(crate) async fn counted_after(target: &Arc<dyn Target>) -> Option<Counters> {
+    timeout(TELLS_WITHIN, target.counters()).await.ok()?.ok()?
 }
 
 async fn run(

@@ -101,30 +101,40 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// What was counted between `before` and now; 0 of what is less by now, as of a server that was
-    /// started anew.
-    #[must_use]
-    pub fn since(&self, before: &Self) -> Self {
-        let less = u64::saturating_sub;
-        let each = |now: &[u64], before: &[u64]| {
-            let before = before.iter().copied().chain(std::iter::repeat(0));
-            now.iter().zip(before).map(|(now, before)| less(*now, before)).collect()
+    /// What was counted between `before` and now.
+    ///
+    /// # Errors
+    ///
+    /// If a count is less by now: it is that of a server that was started anew.
+    pub fn since(&self, before: &Self) -> Result<Self, Failure> {
+        let less = |now: u64, before: u64| {
+            now.checked_sub(before).ok_or_else(|| {
+                Failure::new("restart", "the server was started anew while it was measured")
+            })
         };
-        Self {
-            verify_steps: less(self.verify_steps, before.verify_steps),
-            draft_tokens: less(self.draft_tokens, before.draft_tokens),
-            accepted_tokens: less(self.accepted_tokens, before.accepted_tokens),
-            drafted_per_position: each(&self.drafted_per_position, &before.drafted_per_position),
-            accepted_per_position: each(&self.accepted_per_position, &before.accepted_per_position),
-            decode_steps: less(self.decode_steps, before.decode_steps),
-            prefill_steps: less(self.prefill_steps, before.prefill_steps),
-            mixed_steps: less(self.mixed_steps, before.mixed_steps),
-            preemptions: less(self.preemptions, before.preemptions),
-            prefix_queried_tokens: less(self.prefix_queried_tokens, before.prefix_queried_tokens),
-            prefix_hit_tokens: less(self.prefix_hit_tokens, before.prefix_hit_tokens),
-            indexer_launches: less(self.indexer_launches, before.indexer_launches),
-            indexer_scored_keys: less(self.indexer_scored_keys, before.indexer_scored_keys),
-        }
+        let each = |now: &[u64], before: &[u64]| -> Result<Vec<u64>, Failure> {
+            let at = |of: &[u64], idx: usize| of.get(idx).copied().unwrap_or_default();
+            let n = now.len().max(before.len());
+            (0..n).map(|idx| less(at(now, idx), at(before, idx))).collect()
+        };
+        Ok(Self {
+            verify_steps: less(self.verify_steps, before.verify_steps)?,
+            draft_tokens: less(self.draft_tokens, before.draft_tokens)?,
+            accepted_tokens: less(self.accepted_tokens, before.accepted_tokens)?,
+            drafted_per_position: each(&self.drafted_per_position, &before.drafted_per_position)?,
+            accepted_per_position: each(
+                &self.accepted_per_position,
+                &before.accepted_per_position,
+            )?,
+            decode_steps: less(self.decode_steps, before.decode_steps)?,
+            prefill_steps: less(self.prefill_steps, before.prefill_steps)?,
+            mixed_steps: less(self.mixed_steps, before.mixed_steps)?,
+            preemptions: less(self.preemptions, before.preemptions)?,
+            prefix_queried_tokens: less(self.prefix_queried_tokens, before.prefix_queried_tokens)?,
+            prefix_hit_tokens: less(self.prefix_hit_tokens, before.prefix_hit_tokens)?,
+            indexer_launches: less(self.indexer_launches, before.indexer_launches)?,
+            indexer_scored_keys: less(self.indexer_scored_keys, before.indexer_scored_keys)?,
+        })
     }
 
     /// Mean tokens a verify step adds; `None` without one.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use statrs::distribution::{ContinuousCDF as _, StudentsT};
 
-use super::{FIGURES, Figure, HEADLINE, N_REPEATS_MIN, Spread};
+use super::{FIGURES, HEADLINE, N_REPEATS_MIN, Spread};
 use crate::result::RunResult;
 
 /// How often the interval of a ratio holds the true one: two settings that are the same are told
@@ -26,7 +26,7 @@ pub struct AbResult {
     pub a: String,
     /// The other one.
     pub b: String,
-    /// Each figure that all pairs have.
+    /// Each figure that all pairs have, and none of them as 0.
     pub rows: Vec<AbRow>,
     /// Whether the output throughputs differ by more than noise.
     pub is_above_noise: bool,
@@ -74,14 +74,28 @@ impl AbResult {
         (a, b): (&str, &str),
         pairs: &[(&RunResult, &RunResult)],
     ) -> Option<Self> {
-        let row = |figure: &Figure| {
-            let values = pairs.iter().map(|(a, b)| Some(((figure.of)(a)?, (figure.of)(b)?)));
-            AbRow::of((figure.label, figure.unit), &values.collect::<Option<Vec<_>>>()?)
-        };
-        let rows: Vec<AbRow> = FIGURES.iter().filter_map(row).collect();
-        let headline = rows.iter().find(|row| row.figure == HEADLINE)?;
-        let mut sentence = headline.sentence((a, b));
+        if pairs.is_empty() {
+            return None;
+        }
         let runs = || pairs.iter().flat_map(|(a, b)| [a, b]);
+        let (mut rows, mut without) = (vec![], vec![]);
+        for figure in &FIGURES {
+            let values = pairs.iter().map(|(a, b)| Some(((figure.of)(a)?, (figure.of)(b)?)));
+            let Some(values) = values.collect::<Option<Vec<_>>>() else { continue };
+            match AbRow::of((figure.label, figure.unit), &values) {
+                Some(row) => rows.push(row),
+                None => without.push(figure.label),
+            }
+        }
+        let headline = rows.iter().find(|row| row.figure == HEADLINE);
+        let mut sentence = match headline {
+            Some(row) => row.sentence((a, b)),
+            None => nothing(runs()),
+        };
+        without.retain(|figure| *figure != HEADLINE);
+        if !without.is_empty() {
+            sentence += &format!(" A pair has 0, and so no ratio, of {}.", without.join(", "));
+        }
         let n_disturbed = runs().filter(|run| run.machine.is_quiet == Some(false)).count();
         if n_disturbed > 0 {
             let n_runs = runs().count();
@@ -91,11 +105,20 @@ impl AbResult {
             name: name.to_owned(),
             a: a.to_owned(),
             b: b.to_owned(),
-            is_above_noise: headline.is_above_noise,
+            is_above_noise: headline.is_some_and(|row| row.is_above_noise),
             sentence,
             rows,
         })
     }
+}
+
+/// Which of these runs have no output to take a ratio of.
+fn nothing<'a>(runs: impl Iterator<Item = &'a &'a RunResult>) -> String {
+    let is_nothing = |run: &&&RunResult| run.metrics.output_throughput <= 0.0;
+    let text =
+        |run: &&RunResult| format!("{} completed nothing in pair {}", run.server, run.repeat + 1);
+    let texts: Vec<String> = runs.filter(is_nothing).map(text).collect();
+    format!("{}: which is faster cannot be said.", texts.join(", "))
 }
 
 /// The runs of both servers that are of the same setting and repeat, and whole.

@@ -2,11 +2,14 @@
 
 use std::fmt;
 
+use serde_json::{Value, json};
+
 use super::ab::signed_percent;
-use super::{FIGURES, Figure, Group, HEADLINE, N_REPEATS_MIN, Spread, groups};
-use crate::provenance::{Fact, Server};
+use super::{FIGURES, Figure, GOODPUT, Group, HEADLINE, N_REPEATS_MIN, Spread, groups};
+use crate::metrics::Slo;
+use crate::provenance::{Covers, Fact, Server};
 use crate::report::warnings;
-use crate::result::ResultFile;
+use crate::result::{ResultFile, RunResult};
 
 /// The loss of acceptance rate above which it is a regression, percentage points.
 pub const ACCEPTANCE_LOSS_MAX: f64 = 1.0;
@@ -79,7 +82,7 @@ impl fmt::Display for Incomparable {
 impl std::error::Error for Incomparable {}
 
 /// Compares the settings that both documents have, by name and server, or by name where each has
-/// one server.
+/// one server. Runs that were cut short count for nothing.
 ///
 /// # Errors
 ///
@@ -90,16 +93,13 @@ pub fn compare(
     b: &ResultFile,
     is_forced: bool,
 ) -> Result<Comparison, Incomparable> {
-    let (groups_a, groups_b) = (groups(a.runs()), groups(b.runs()));
+    let (groups_a, groups_b) = (whole_groups(a), whole_groups(b));
     let by_name = [a, b].iter().all(|file| file.provenance().servers.len() == 1);
-    let partner = |of_a: &Group<'_>| {
-        let is_same =
-            |of_b: &&Group<'_>| of_b.name == of_a.name && (by_name || of_b.server == of_a.server);
-        groups_b.iter().find(is_same)
-    };
+    let is_same =
+        |a: &Group<'_>, b: &Group<'_>| a.name == b.name && (by_name || a.server == b.server);
     let (mut settings, mut forced, mut cautions) = (vec![], vec![], vec![]);
     for of_a in &groups_a {
-        let Some(of_b) = partner(of_a) else {
+        let Some(of_b) = groups_b.iter().find(|of_b| is_same(of_a, of_b)) else {
             cautions.push(format!("the second has no {} of {}", of_a.name, of_a.server));
             continue;
         };
@@ -107,10 +107,15 @@ pub fn compare(
         if let (Some(a), Some(b)) = (a.server(of_a.server), b.server(of_b.server)) {
             add_new(&mut forced, server_differences(a, b));
             add_new(&mut cautions, not_known(a, b));
+            add_new(&mut cautions, other_settings(&a.name, &settings_of(a), &settings_of(b)));
         }
+        add_new(&mut cautions, other_terms(of_a, of_b));
         add_new(&mut cautions, few_repeats(of_a, of_b));
         add_new(&mut cautions, one_sided(of_a, of_b));
         settings.push(Setting::of(of_a, of_b));
+    }
+    for of_b in groups_b.iter().filter(|of_b| !groups_a.iter().any(|of_a| is_same(of_a, of_b))) {
+        cautions.push(format!("the first has no {} of {}", of_b.name, of_b.server));
     }
     if settings.is_empty() {
         return Err(Incomparable(vec!["they have no setting in common".to_owned()]));
@@ -129,10 +134,19 @@ pub fn compare(
     if host_a != host_b {
         cautions.push(format!("the machines differ: {host_a}, and {host_b}"));
     }
+    let [bench_a, bench_b] = [a, b].map(|file| {
+        let bench = &file.provenance().bench;
+        json!({"commit": bench.source.to_string(), "is_optimized": bench.is_optimized})
+    });
+    cautions.extend(other_settings("the benchmark", &bench_a, &bench_b));
     for (which, file) in [("first", a), ("second", b)] {
         cautions.extend(warnings(file).into_iter().map(|text| format!("the {which}: {text}")));
     }
     Ok(Comparison { settings, forced, cautions })
+}
+
+fn whole_groups(file: &ResultFile) -> Vec<Group<'_>> {
+    groups(file.runs().iter().filter(|run| !run.is_partial))
 }
 
 fn add_new(texts: &mut Vec<String>, more: Vec<String>) {
@@ -180,10 +194,66 @@ fn not_known(a: &Server, b: &Server) -> Vec<String> {
     if a.checkpoint.known().is_none() || b.checkpoint.known().is_none() {
         texts.push("whether both have the same checkpoint is not known".to_owned());
     }
+    let covers = |server: &Server| server.checkpoint.known().map(|of| of.covers);
+    if [a, b].iter().any(|server| covers(server) == Some(Covers::HeadersAndSizes)) {
+        texts.push(
+            "the checkpoints are compared by headers and sizes alone: other weights of the same \
+             shapes look the same"
+                .to_owned(),
+        );
+    }
     if a.synthetic_acceptance.known().is_none() || b.synthetic_acceptance.known().is_none() {
         texts.push("whether acceptance is synthetic is not known of both".to_owned());
     }
     texts
+}
+
+/// What a server tells that may differ and bears on its figures.
+fn settings_of(server: &Server) -> Value {
+    json!({
+        "commit": server.source.to_string(),
+        "device": server.device.to_string(),
+        "threads": server.threads.to_string(),
+        "libraries": server.libraries,
+        "config": server.config,
+    })
+}
+
+/// What differs between two descriptions, by name.
+fn other_settings(name: &str, a: &Value, b: &Value) -> Vec<String> {
+    let mut differ = vec![];
+    add_differences(&mut differ, "", (a, b));
+    if differ.is_empty() { vec![] } else { vec![format!("{name} differs: {}", differ.join("; "))] }
+}
+
+fn add_differences(differ: &mut Vec<String>, path: &str, (a, b): (&Value, &Value)) {
+    if let (Value::Object(of_a), Value::Object(of_b)) = (a, b) {
+        let new = of_b.keys().filter(|key| !of_a.contains_key(*key));
+        for key in of_a.keys().chain(new) {
+            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            add_differences(differ, &path, (&a[key], &b[key]));
+        }
+    } else if a != b {
+        let text = |value: &Value| value.as_str().map_or(value.to_string(), str::to_owned);
+        differ.push(format!("{path}: {} → {}", text(a), text(b)));
+    }
+}
+
+/// What differs in how the runs of a setting were measured and judged.
+fn other_terms(a: &Group<'_>, b: &Group<'_>) -> Vec<String> {
+    let terms = |group: &Group<'_>| {
+        let RunResult { n_warmup, kept_prompts, .. } = group.runs[0];
+        json!({"n_warmup": n_warmup, "kept_prompts": kept_prompts, "slo": slo(group)})
+    };
+    let mut texts = other_settings(a.name, &terms(a), &terms(b));
+    if slo(a) != slo(b) {
+        texts.push(format!("the goodput of {} is left out: its limits differ", a.name));
+    }
+    texts
+}
+
+fn slo(group: &Group<'_>) -> Slo {
+    group.runs[0].slo
 }
 
 fn few_repeats(a: &Group<'_>, b: &Group<'_>) -> Vec<String> {
@@ -213,6 +283,9 @@ fn one_sided(a: &Group<'_>, b: &Group<'_>) -> Vec<String> {
 impl Setting {
     fn of(a: &Group<'_>, b: &Group<'_>) -> Self {
         let row = |figure: &'static Figure| {
+            if figure.label == GOODPUT && slo(a) != slo(b) {
+                return None;
+            }
             Some(Row::of(figure, a.spread(figure.of)?, b.spread(figure.of)?))
         };
         Self {
@@ -222,7 +295,7 @@ impl Setting {
         }
     }
 
-    fn row(&self, figure: &str) -> Option<&Row> {
+    pub(super) fn row(&self, figure: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.figure == figure)
     }
 
@@ -263,9 +336,9 @@ impl Row {
 }
 
 impl Comparison {
-    /// What is worse in a way that fails a build: output throughput by more than the spread, or
-    /// acceptance by more than [`ACCEPTANCE_LOSS_MAX`], no repeat of it as good as one before. A
-    /// program that finds one ends with a failure.
+    /// What is worse in a way that fails a build: output throughput by more than the spread, or the
+    /// median acceptance rate by more than [`ACCEPTANCE_LOSS_MAX`], however far its repeats spread.
+    /// A program that finds one ends with a failure.
     #[must_use]
     pub fn regressions(&self) -> Vec<String> {
         self.settings.iter().flat_map(Setting::regressions).collect()

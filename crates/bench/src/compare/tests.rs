@@ -4,6 +4,8 @@ use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution as _, Normal, StudentT};
 
+use serde_json::json;
+
 use super::*;
 use crate::provenance::{Checkpoint, Covers, Fact, Server};
 use crate::result::ResultFile;
@@ -183,6 +185,69 @@ fn what_the_ratios_hold_beside_the_change_is_told() {
 }
 
 #[test]
+fn whatever_else_differs_is_told_by_name() {
+    let changed = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut json = serde_json::to_value(file(&[100.0; 3], 600)).unwrap();
+        change(&mut json);
+        ResultFile::from_json(&json.to_string()).unwrap()
+    };
+    let a = file(&[100.0; 3], 600);
+    let b = changed(&|json| {
+        let commit = json!({"known": {"commit": "1234567", "is_dirty": false}});
+        json["provenance"]["bench"]["source"] = commit.clone();
+        let server = &mut json["provenance"]["servers"][0];
+        server["source"] = commit;
+        server["threads"] = json!({"known": 4});
+        server["device"] = json!({"known": "cuda"});
+        server["config"]["settings"] = json!({"max_num_seqs": 8});
+        server["config"]["block_size"] = json!(32);
+        for run in json["runs"].as_array_mut().unwrap() {
+            run["n_warmup"] = json!(9);
+            run["slo"]["ttft_ms"] = json!(500.0);
+        }
+    });
+    let comparison = compare(&a, &b, false).unwrap();
+    for part in [
+        "the benchmark differs: commit: 4769999a → 1234567",
+        "tandem differs: commit: 4769999a → 1234567; ",
+        "threads: unknown (the server does not tell) → 4",
+        " → cuda",
+        "config.block_size: 16 → 32; config.settings: null → {\"max_num_seqs\":8}",
+        "concurrency 4 differs: n_warmup: 4 → 9; slo.ttft_ms: 400.0 → 500.0",
+        "the goodput of concurrency 4 is left out",
+    ] {
+        let cautions = &comparison.cautions;
+        assert!(cautions.iter().any(|text| text.contains(part)), "{part}: {cautions:?}");
+    }
+    assert!(comparison.settings[0].row(GOODPUT).is_none());
+    let same = compare(&a, &a, false).unwrap();
+    assert!(!same.cautions.iter().any(|text| text.contains("differs")), "{:?}", same.cautions);
+    assert!(same.settings[0].row(GOODPUT).is_some());
+
+    let of_headers = changed(&|json| {
+        let of = json!({
+            "name": "large", "sha256": "aa", "covers": "headers_and_sizes", "n_bytes": 9
+        });
+        json["provenance"]["servers"][0]["checkpoint"] = json!({ "known": of });
+    });
+    let cautions = compare(&of_headers, &of_headers, false).unwrap().cautions;
+    assert!(cautions.iter().any(|text| text.contains("by headers and sizes alone")));
+}
+
+#[test]
+fn runs_that_were_cut_short_count_for_nothing() {
+    let a = file(&[100.0; 3], 600);
+    let mut cut = file(&[100.0; 3], 600);
+    let run = sample::with_throughput(sample::run((NAME, "tandem"), 3, 4, 1.0), 1.0);
+    cut.push(RunResult { is_partial: true, ..run }).unwrap();
+    cut.mark_partial();
+    let comparison = compare(&a, &cut, false).unwrap();
+    assert_eq!(comparison.settings[0].rows[0].b, Spread::of([100.0; 3]).unwrap());
+    let is_told = comparison.cautions.iter().any(|text| text.starts_with("the second: Partial"));
+    assert!(is_told, "{:?}", comparison.cautions);
+}
+
+#[test]
 fn servers_are_matched_by_name_where_there_are_several() {
     let mut two = sample::file(&["A", "B"]);
     two.push(sample::run((NAME, "A"), 0, 4, 1.0)).unwrap();
@@ -193,6 +258,8 @@ fn servers_are_matched_by_name_where_there_are_several() {
     assert_eq!(comparison.settings.len(), 1);
     assert_eq!(comparison.settings[0].servers, ("B".to_owned(), "B".to_owned()));
     assert!(comparison.cautions.contains(&"the second has no concurrency 4 of A".to_owned()));
+    let back = compare(&one, &two, false).unwrap();
+    assert!(back.cautions.contains(&"the first has no concurrency 4 of A".to_owned()));
 }
 
 /// Throughputs of A and B over pairs of a sitting: both drift together, each run is off by a
@@ -268,7 +335,7 @@ fn a_sentence_says_what_the_pairs_say() {
         let mut results = AbResult::of_runs(&runs, "A", "B");
         assert_eq!(results.len(), 1);
         let result = results.remove(0);
-        assert_eq!(result.rows[0].ratios.len(), throughputs.len());
+        assert!(result.rows.iter().all(|row| row.ratios.len() == throughputs.len()));
         (result.is_above_noise, result.sentence)
     };
     let (is_above, text) = sentence(&[(100.0, 95.0), (101.0, 96.0), (99.0, 94.0)]);
@@ -282,9 +349,14 @@ fn a_sentence_says_what_the_pairs_say() {
     assert!(!is_above && text.contains("+0.3 %"), "{text}");
     let (is_above, text) = sentence(&[(100.0, 50.0)]);
     assert!(!is_above && text.contains("1 pair cannot say"), "{text}");
+    let (is_above, text) = sentence(&[(100.0, 50.0), (0.0, 50.0), (100.0, 50.0)]);
+    assert!(!is_above && text.starts_with("A completed nothing in pair 2: "), "{text}");
     assert_eq!(AbResult::of_runs(&[], "A", "B"), vec![]);
     let mut runs = ["A", "B"].map(|server| sample::run((NAME, server), 0, 4, 1.0));
     runs[1].machine.is_quiet = Some(false);
     let text = AbResult::of_runs(&runs, "A", "B").remove(0).sentence;
     assert!(text.ends_with("The machine was not quiet in 1 of 2 runs."), "{text}");
+    runs[0].metrics.goodput = Some(0.0);
+    let text = AbResult::of_runs(&runs, "A", "B").remove(0).sentence;
+    assert!(text.contains(" A pair has 0, and so no ratio, of goodput."), "{text}");
 }

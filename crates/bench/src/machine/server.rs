@@ -1,7 +1,7 @@
 //! Which process a server is.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 /// Where the server's work is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,15 +20,10 @@ impl ServerProcess {
     /// The one that listens on an address of this machine. Another user's process is not seen.
     #[must_use]
     pub fn listening_on(address: SocketAddr) -> Self {
-        let sockets = listeners().filter(|(listens, _)| {
-            let ip = listens.ip().to_canonical();
-            let is_there = ip == address.ip().to_canonical() || ip.is_unspecified();
-            is_there && listens.port() == address.port()
-        });
-        let inodes: Vec<String> = sockets.map(|(_, inode)| format!("socket:[{inode}]")).collect();
-        if inodes.is_empty() {
-            let is_here = address.ip().is_loopback() || address.ip().is_unspecified();
-            return if is_here { Self::Unknown } else { Self::Elsewhere };
+        let is_here = is_here(address.ip());
+        let inodes = heard_by(&listeners(), address, is_here);
+        if inodes.is_empty() && !is_here {
+            return Self::Elsewhere;
         }
         owner(&inodes).map_or(Self::Unknown, Self::Local)
     }
@@ -43,11 +38,38 @@ impl ServerProcess {
     }
 }
 
+/// Whether an address is one of this machine: no other can be bound to.
+fn is_here(ip: IpAddr) -> bool {
+    UdpSocket::bind(SocketAddr::new(ip, 0)).is_ok()
+}
+
+/// The sockets that hear what is sent to an address: those that listen on it, or else, if it is one
+/// of this machine, on all of its addresses.
+pub(super) fn heard_by(
+    listeners: &[(SocketAddr, String)],
+    address: SocketAddr,
+    is_here: bool,
+) -> Vec<String> {
+    let of = |hears: &dyn Fn(IpAddr) -> bool| -> Vec<String> {
+        let hear = listeners
+            .iter()
+            .filter(|(at, _)| at.port() == address.port() && hears(at.ip().to_canonical()));
+        hear.map(|(_, inode)| format!("socket:[{inode}]")).collect()
+    };
+    let ip = address.ip().to_canonical();
+    let exact = of(&|at| at == ip);
+    if !exact.is_empty() || !is_here {
+        return exact;
+    }
+    // One of all IPv6 addresses hears IPv4 too.
+    of(&|at| at.is_unspecified() && (at.is_ipv6() || ip.is_ipv4()))
+}
+
 /// Addresses that are listened on, with the inodes of their sockets.
-fn listeners() -> impl Iterator<Item = (SocketAddr, String)> {
+fn listeners() -> Vec<(SocketAddr, String)> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
     let texts = tables.into_iter().filter_map(|path| fs::read_to_string(path).ok());
-    texts.flat_map(|text| text.lines().filter_map(listener).collect::<Vec<_>>())
+    texts.flat_map(|text| text.lines().filter_map(listener).collect::<Vec<_>>()).collect()
 }
 
 /// A line of a table, if its socket listens (state `0A`).

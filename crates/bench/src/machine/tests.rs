@@ -123,8 +123,10 @@ fn a_generator_that_is_late_or_busy_is_told() {
         ended: Duration::from_secs(1),
         outcome: crate::Outcome::Completed,
         n_prompt: 1,
+        n_planned: None,
+        counted: crate::Counted::Ids,
     };
-    let of = |share: f64, lag| {
+    let of = |share: f64, lag, tick_lag| {
         let during = LoadWindow { generator: share, ..LoadWindow::default() };
         let machine = MachineLoad {
             n_cpus: 4,
@@ -135,12 +137,13 @@ fn a_generator_that_is_late_or_busy_is_told() {
             why_not: None,
         };
         let metrics = Metrics::of(&[record(lag)], &crate::Slo::default());
-        assert_eq!(GeneratorLoad::of(&machine, ServerProcess::InProcess, &metrics), None);
-        GeneratorLoad::of(&machine, SERVER, &metrics).unwrap()
+        assert_eq!(GeneratorLoad::of(&machine, ServerProcess::InProcess, &metrics, None), None);
+        GeneratorLoad::of(&machine, SERVER, &metrics, tick_lag).unwrap()
     };
-    assert!(!of(0.19, 10).is_bottleneck);
-    assert_eq!(of(0.25, 0).why.unwrap(), "it used 100 % of a processor");
-    assert!(of(0.1, 11).why.unwrap().contains("11.0 ms late"));
+    assert!(!of(0.19, 10, Some(10.0)).is_bottleneck);
+    assert_eq!(of(0.25, 0, None).why.unwrap(), "it used 100 % of a processor");
+    assert!(of(0.1, 11, None).why.unwrap().contains("11.0 ms late"));
+    assert!(of(0.1, 0, Some(10.5)).why.unwrap().contains("woke up 10.5 ms late"));
 }
 
 #[test]
@@ -179,9 +182,23 @@ fn the_process_behind_an_address_is_found() {
         let address = SocketAddr::new(ip.parse().unwrap(), port);
         let found = ServerProcess::listening_on(address);
         assert_eq!(found, ServerProcess::Local(std::process::id()), "{local}");
+        // Nobody hears what is sent to another machine.
+        let documentation = SocketAddr::from(([192, 0, 2, 1], port));
+        assert_eq!(ServerProcess::listening_on(documentation), ServerProcess::Elsewhere);
     }
     let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
     assert_eq!(ServerProcess::listening_on(nobody), ServerProcess::Unknown);
-    let documentation = SocketAddr::from(([192, 0, 2, 1], 1));
-    assert_eq!(ServerProcess::listening_on(documentation), ServerProcess::Elsewhere);
+}
+
+#[test]
+fn a_listener_on_the_address_goes_before_one_on_all() {
+    let listeners = [("0.0.0.0:80", "all"), ("10.1.2.3:80", "one"), ("10.1.2.3:81", "other port")];
+    let listeners = listeners.map(|(at, inode)| (at.parse().unwrap(), inode.to_owned()));
+    let heard_by = |address: &str, is_here| {
+        server::heard_by(&listeners, address.parse().unwrap(), is_here).concat()
+    };
+    assert_eq!(heard_by("10.1.2.3:80", true), "socket:[one]");
+    assert_eq!(heard_by("10.1.2.4:80", true), "socket:[all]");
+    assert_eq!(heard_by("10.1.2.4:80", false), "");
+    assert_eq!(heard_by("[::1]:80", true), "", "one of all IPv4 addresses hears no IPv6");
 }

@@ -12,8 +12,17 @@ fn record(due: u64, messages: &[(u64, u32)]) -> Record {
     let messages: Vec<_> =
         messages.iter().map(|(millis, n)| Arrival { at: at(*millis), n_tokens: *n }).collect();
     let ended = messages.last().map_or(at(due), |message| message.at);
-    let outcome = Outcome::Completed;
-    Record { index: 0, due: at(due), sent: at(due), messages, ended, outcome, n_prompt: 10 }
+    Record {
+        index: 0,
+        due: at(due),
+        sent: at(due),
+        messages,
+        ended,
+        outcome: Outcome::Completed,
+        n_prompt: 10,
+        n_planned: None,
+        counted: Counted::Ids,
+    }
 }
 
 fn failed(due: u64, class: &str) -> Record {
@@ -60,7 +69,7 @@ fn l25_messages_of_several_tokens_are_measured_right() {
         accepted_per_position: vec![3, 3, 2, 0, 0],
         ..Counters::default()
     };
-    let last = after.since(&before);
+    let last = after.since(&before).unwrap();
     assert_eq!(last.acceptance_length(), Some(3.0), "what is emitted, not what was right");
     assert_eq!(last.accepted_per_position, [1, 1, 0, 0, 0]);
     for (of, k) in [(&before, 3.0), (&last, 5.0)] {
@@ -76,7 +85,10 @@ fn l25_messages_of_several_tokens_are_measured_right() {
     assert_eq!((tpot_ms.n, tpot_ms.mean), (1, 7.5));
     let unspoken = Counters { decode_steps: 5, ..Counters::default() };
     assert_eq!((unspoken.acceptance_length(), unspoken.acceptance_rate()), (None, None));
-    assert_eq!(unspoken.since(&after).verify_steps, 0, "a server that was started anew");
+    let error = unspoken.since(&after).unwrap_err();
+    assert_eq!(error.message, "the server was started anew while it was measured");
+    let fewer_positions = Counters { drafted_per_position: vec![3], ..after.clone() };
+    assert!(fewer_positions.since(&after).is_err());
 }
 
 #[test]
@@ -90,6 +102,22 @@ fn failures_are_counted_and_never_averaged_in() {
     assert_eq!((mixed.n_requests, mixed.n_completed, mixed.n_cut), (4, 1, 1));
     assert_eq!((mixed.e2el_ms, mixed.ttft_ms), (alone.e2el_ms, alone.ttft_ms));
     assert_eq!(mixed.output_throughput, alone.output_throughput);
+}
+
+#[test]
+fn answers_that_are_short_are_counted_where_their_tokens_are() {
+    let planned = |n, counted| Record { n_planned: n, counted, ..record(0, &[(100, 1), (200, 3)]) };
+    let of = |records: &[Record]| {
+        let metrics = Metrics::of(records, &Slo::default());
+        (metrics.n_short, metrics.counted)
+    };
+    let (ids, usage) = (Counted::Ids, Counted::Usage);
+    assert_eq!(of(&[planned(Some(4), ids), planned(None, ids)]), (0, ids));
+    assert_eq!(of(&[planned(Some(5), ids), planned(Some(9), usage)]), (2, usage));
+    let by_messages = planned(Some(5), Counted::Messages);
+    assert_eq!(of(&[planned(None, usage), by_messages]), (0, Counted::Messages));
+    let cut = Record { outcome: Outcome::Cut, ..planned(Some(5), usage) };
+    assert_eq!(of(&[cut]), (0, ids));
 }
 
 #[test]

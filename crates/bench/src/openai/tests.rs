@@ -19,12 +19,40 @@ fn chunks_are_counted_by_ids_where_there_are_any() {
     assert_eq!(read(r#"{"choices": [{"text": "", "finish_reason": "length"}]}"#), Ok(None));
     let last = r#"{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 9}}"#;
     assert_eq!(read(last), Ok(None));
-    assert_eq!(read(r#"{"error": {"message": "no"}}"#).unwrap_err().class, "stream error");
+    for error in [
+        r#"{"error": {"message": "no", "code": 500}}"#,
+        r#"{"error": "no"}"#,
+        r#"{"object": "error", "message": "no", "code": 400}"#,
+    ] {
+        assert_eq!(read(error), Err(Failure::new("stream error", "no")));
+    }
+    let untold = r#"{"error": {"code": 500}}"#;
+    assert_eq!(read(untold).unwrap_err().message, r#"{"code":500}"#);
+    assert_eq!(read(r#"{"object": "text_completion", "error": null}"#), Ok(None));
     assert_eq!(read("no json").unwrap_err().class, "malformed");
     let aborted = r#"{"choices": [{"text": "", "finish_reason": "abort"}]}"#;
     assert_eq!(read(aborted).unwrap_err().class, "finish reason abort");
     let totals = Totals { n_prompt: Some(3), n_output: Some(9) };
     assert_eq!(read("[DONE]"), Ok(Some(Piece::Finished(totals))));
+}
+
+#[test]
+fn an_answer_of_nothing_is_no_answer() {
+    let empty = Reader::default().event("[DONE]").unwrap_err();
+    assert_eq!(empty.class, "empty");
+    // A model may end its answer at once, and some servers do not say why they end one.
+    for said in [r#"{"choices": [{"finish_reason": "stop"}]}"#, TOKEN] {
+        let mut reader = Reader::default();
+        reader.event(said).unwrap();
+        assert_eq!(reader.event("[DONE]"), Ok(Some(Piece::Finished(Totals::default()))));
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_asks_for_tls_is_refused() {
+    let failure = OpenAiTarget::connect("https://127.0.0.1:1/v1", Some("tiny"), None).await.err();
+    let failure = failure.unwrap();
+    assert!(failure.class == "address" && failure.message.contains("no TLS"), "{failure}");
 }
 
 /// A server with one model, which answers as `answer` says of a request's body.

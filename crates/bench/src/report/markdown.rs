@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::tables::{self, Table, with_range};
-use super::warnings;
+use super::{percent, warnings};
 use crate::compare::ab::signed_percent;
 use crate::compare::{Comparison, Finding};
 use crate::result::ResultFile;
@@ -40,6 +40,11 @@ pub fn markdown(file: &ResultFile) -> String {
             escape(&host)
         ),
     );
+    let generators = || file.runs().iter().filter_map(|run| run.generator.as_ref());
+    if let Some(cpus) = generators().map(|of| of.cpus).max_by(f64::total_cmp) {
+        let share = percent(cpus);
+        push(&mut text, format_args!("The generator used {share} of one processor at most.\n"));
+    }
     text
 }
 

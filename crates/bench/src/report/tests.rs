@@ -3,6 +3,7 @@
 use super::*;
 use crate::machine::MachineLoad;
 use crate::provenance::{Fact, Process, Server, Source};
+use crate::record::Counted;
 use crate::result::{ResultFile, RunResult};
 use crate::sample;
 use crate::series::{Series, StepRates, Timeline};
@@ -49,6 +50,9 @@ fn warned() -> ResultFile {
     generator.is_bottleneck = true;
     generator.why = Some("it used 140 % of a processor".to_owned());
     run.metrics.failures.insert("UNAVAILABLE".to_owned(), 2);
+    run.kept_prompts = true;
+    run.metrics.counted = Counted::Messages;
+    run.metrics.n_short = 3;
     file.push(run).unwrap();
     file
 }
@@ -156,6 +160,9 @@ fn what_a_reader_must_know_comes_first() {
         "The machine was not quiet",
         "The generator is a bottleneck",
         "Failed requests",
+        "Prompts not forgotten",
+        "Tokens not told",
+        "Short answers",
         "Dirty tree",
         "Few repeats",
     ] {
@@ -168,7 +175,15 @@ fn what_a_reader_must_know_comes_first() {
     let text = markdown(&file);
     let line = text.find("**The machine was not quiet.** 1 of 1 runs, rate 4, A, repeat 1: others");
     assert!(line.unwrap() < text.find("| setting").unwrap(), "{text}");
-    assert!(text.contains("UNAVAILABLE 2"), "{text}");
+    for part in [
+        "UNAVAILABLE 2",
+        "A was not made to forget its prompts: later runs may be answered from its cache.",
+        "The tokens of A are counted by messages",
+        "A ended 3 of 16 answers before their planned length",
+        "The generator used 4.0 % of one processor at most.",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
 
 #[test]
@@ -260,6 +275,21 @@ fn a_clean_measurement_has_no_warning_but_of_its_tree() {
     let mut titles = warnings(&file).into_iter().map(|warning| warning.title);
     // Whoever runs this test may have changes.
     assert!(titles.all(|title| title == "Dirty tree"));
+}
+
+#[test]
+fn programs_that_nobody_knows_or_should_measure_are_told() {
+    let mut json = serde_json::to_value(sweep()).unwrap();
+    json["provenance"]["bench"]["is_optimized"] = false.into();
+    json["is_partial"] = true.into();
+    let unknown = serde_json::json!({"unknown": "it does not tell"});
+    json["provenance"]["servers"][1]["source"] = unknown;
+    let warnings = warnings(&ResultFile::from_json(&json.to_string()).unwrap());
+    let text = |title| &warnings.iter().find(|warning| warning.title == title).unwrap().text;
+    assert!(text("Built for debugging").contains("an optimized build"));
+    assert!(text("Partial").contains("are not there"));
+    let source = text("Source not known");
+    assert!(source.starts_with("Of k = 3 <b>: ") && source.contains("`cargo xtask bench`"));
 }
 
 #[test]

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::compare::{N_REPEATS_MIN, groups};
 use crate::provenance::{Fact, Server};
+use crate::record::Counted;
 use crate::result::{ResultFile, RunResult};
 
 /// Something that a reader must know before any figure.
@@ -36,8 +37,14 @@ pub fn warnings(file: &ResultFile) -> Vec<Warning> {
         &|run| run.is_partial.then(|| "cut short".to_owned()),
         "The figures are of what was measured until then.",
     ));
+    if file.is_partial() && !runs.iter().any(|run| run.is_partial) {
+        let text = "Runs that were planned are not there.".to_owned();
+        warnings.push(Warning { title: "Partial", text });
+    }
+    warnings.extend(debugging(file));
     for server in &file.provenance().servers {
         warnings.extend(about_server(server));
+        warnings.extend(about_answers(server, runs));
     }
     warnings.extend(about(
         "The machine was not quiet",
@@ -107,6 +114,44 @@ fn about_server(server: &Server) -> Vec<Warning> {
     warnings
 }
 
+/// What is odd about the answers of a server.
+fn about_answers(server: &Server, runs: &[RunResult]) -> Vec<Warning> {
+    let name = &server.name;
+    let of_server = || runs.iter().filter(|run| run.server == *name);
+    let mut warnings = vec![];
+    if of_server().any(|run| run.kept_prompts) {
+        let text = format!(
+            "{name} was not made to forget its prompts: later runs may be answered from its cache."
+        );
+        warnings.push(Warning { title: "Prompts not forgotten", text });
+    }
+    if of_server().any(|run| run.metrics.counted == Counted::Messages) {
+        let text = format!(
+            "The tokens of {name} are counted by messages: it tells neither ids nor usage, and a \
+             message may have several tokens."
+        );
+        warnings.push(Warning { title: "Tokens not told", text });
+    }
+    let n_short: u64 = of_server().map(|run| run.metrics.n_short).sum();
+    if n_short > 0 {
+        let n_completed: u64 = of_server().map(|run| run.metrics.n_completed).sum();
+        let text = format!(
+            "{name} ended {n_short} of {n_completed} answers before their planned length: it did \
+             less than was asked."
+        );
+        warnings.push(Warning { title: "Short answers", text });
+    }
+    warnings
+}
+
+fn debugging(file: &ResultFile) -> Option<Warning> {
+    let text = "The benchmark was built for debugging, and so were servers that it started: \
+                these figures say little of an optimized build."
+        .to_owned();
+    let warning = Warning { title: "Built for debugging", text };
+    (!file.provenance().bench.is_optimized).then_some(warning)
+}
+
 fn failures(run: &RunResult) -> Option<String> {
     let metrics = &run.metrics;
     let n_failed: u64 = metrics.failures.values().sum();
@@ -146,6 +191,18 @@ fn sources(file: &ResultFile) -> Vec<Warning> {
             dirty.join(", ")
         );
         warnings.push(Warning { title: "Dirty tree", text });
+    }
+    let unknown: Vec<&str> = programs
+        .iter()
+        .filter_map(|(name, source)| source.known().is_none().then_some(*name))
+        .collect();
+    if !unknown.is_empty() {
+        let text = format!(
+            "Of {}: nobody can tell which code was measured. `cargo xtask bench` builds a Tandem \
+             that names its commit.",
+            unknown.join(", ")
+        );
+        warnings.push(Warning { title: "Source not known", text });
     }
     let is_same = |a: &str, b: &str| a.starts_with(b) || b.starts_with(a);
     if let Some((_, first)) = known().next()

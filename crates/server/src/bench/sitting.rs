@@ -127,7 +127,8 @@ impl<'a> Sitting<'a> {
     fn push(&mut self, run: &Run<'_>, figures: Figures) -> Result<()> {
         let Figures { measured, metrics, machine, batch_ms } = figures;
         let Run { name, label, subject, load, repeat, asked } = run;
-        let generator = GeneratorLoad::of(&machine, subject.process, &metrics);
+        let tick_lag = measured.tick_lag_p99_ms;
+        let generator = GeneratorLoad::of(&machine, subject.process, &metrics, tick_lag);
         if measured.is_partial {
             self.result.mark_partial();
         }
@@ -139,6 +140,7 @@ impl<'a> Sitting<'a> {
             repeat: *repeat,
             seed: self.seed,
             n_warmup: u32::try_from(asked.warm_up.len()).unwrap_or(u32::MAX),
+            kept_prompts: measured.kept_prompts,
             slo: self.slo,
             metrics,
             counters: measured.counters,
