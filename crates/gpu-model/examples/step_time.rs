@@ -67,7 +67,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn load(gpu: &Gpu, dir: &std::path::Path, config: &ModelConfig, way: Way) -> Result<GpuModel<bf16>> {
+fn load(
+    gpu: &Gpu,
+    dir: &std::path::Path,
+    config: &ModelConfig,
+    way: Way,
+) -> Result<GpuModel<bf16>> {
     let target = (tch::Device::Cpu, tch::Kind::BFloat16);
     let with_mtp = way.drafts > 0;
     let tensors = weights::load(dir, config, LoadFormat::Dummy, with_mtp, target)?;
@@ -94,20 +99,13 @@ fn load(gpu: &Gpu, dir: &std::path::Path, config: &ModelConfig, way: Way) -> Res
 }
 
 /// Milliseconds between the ends of steps.
-fn run(
-    model: &mut GpuModel<bf16>,
-    way: Way,
-    n_slots: usize,
-    context: usize,
-) -> Result<Vec<f64>> {
+fn run(model: &mut GpuModel<bf16>, way: Way, n_slots: usize, context: usize) -> Result<Vec<f64>> {
     let n_blocks = (context + MARGIN).div_ceil(BLOCK_SIZE);
     let tables: Vec<Vec<i32>> = (0..n_slots)
         .map(|slot| (0..n_blocks).map(|block| (slot * n_blocks + block) as i32).collect())
         .collect();
-    let updates: Vec<TableUpdate<'_>> = (0..)
-        .zip(&tables)
-        .map(|(table, blocks)| TableUpdate { table, blocks })
-        .collect();
+    let updates: Vec<TableUpdate<'_>> =
+        (0..).zip(&tables).map(|(table, blocks)| TableUpdate { table, blocks }).collect();
     let drafts = vec![7; way.drafts];
     let record = |slot: usize, is_first: bool| SlotRecord {
         source: (!is_first).then_some(slot as u32),

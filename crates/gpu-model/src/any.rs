@@ -33,11 +33,7 @@ pub trait AnyModel {
     /// # Errors
     ///
     /// As there.
-    fn logits(
-        &mut self,
-        hidden: HiddenRows<'_>,
-        mtp: Option<usize>,
-    ) -> Result<Vec<f32>, GpuError>;
+    fn logits(&mut self, hidden: HiddenRows<'_>, mtp: Option<usize>) -> Result<Vec<f32>, GpuError>;
 
     /// As [`GpuModel::draft`].
     ///
@@ -114,11 +110,7 @@ impl<E: Element> AnyModel for GpuModel<E> {
         self.forward(ids, layout)
     }
 
-    fn logits(
-        &mut self,
-        hidden: HiddenRows<'_>,
-        mtp: Option<usize>,
-    ) -> Result<Vec<f32>, GpuError> {
+    fn logits(&mut self, hidden: HiddenRows<'_>, mtp: Option<usize>) -> Result<Vec<f32>, GpuError> {
         self.logits(hidden, mtp)
     }
 

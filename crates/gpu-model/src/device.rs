@@ -72,11 +72,8 @@ impl<E: Element> Device<E> {
         };
         let splits = Splits { window: limits.max_window, keys: SPLIT_KEYS, most: SPLITS_MAX };
         let mla = Mla::new(gpu, mla, splits)?;
-        let index_sizes = IndexSizes {
-            n_heads: sizes.index_heads,
-            head_dim: sizes.index_dim,
-            topk: sizes.topk,
-        };
+        let index_sizes =
+            IndexSizes { n_heads: sizes.index_heads, head_dim: sizes.index_dim, topk: sizes.topk };
         let has_indexer = config.dsa.is_some();
         let scores = Indexer::<E>::scratch_len(limits.max_rows, limits.max_len);
         let n_scores = if has_indexer { scores.min(INDEX_SCRATCH_BYTES / 4) } else { 0 };

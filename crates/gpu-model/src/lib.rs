@@ -15,6 +15,7 @@ mod error;
 mod layer;
 mod loader;
 mod model;
+mod parts;
 mod pass;
 mod sizes;
 mod weights;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use engine_types::{
-    BlockId, ExecutorError, ExecutorLimits, IndexerCounts, MAX_STEPS_IN_FLIGHT, PlanRow,
-    StepExecutor, StepOutcome, StepPlan, TokenId, TokenSource,
+    BlockId, ExecutorError, ExecutorLimits, MAX_STEPS_IN_FLIGHT, PlanRow, StepExecutor,
+    StepOutcome, StepPlan, TokenId, TokenSource,
 };
 use gpu_model::{
     AnyModel, DecodeOptions, GpuModel, ModelError, PassLimits, SlotRecord, TableUpdate,
@@ -21,6 +21,10 @@ use crate::gpu::GpuSubject;
 use crate::limits::{AttentionChoice, Planned, RunnerOptions, plan_limits};
 use crate::runner::{Runner, proposer};
 use crate::subject::Subject;
+
+mod counts;
+
+use counts::Counts;
 
 /// Rows that a kernel can have.
 const MAX_ROWS: u32 = 65_535;
@@ -411,47 +415,6 @@ fn continued(row: &PlanRow, before: Option<&StepOutcome>) -> Continued {
     match answer {
         Some(answer) => Continued::Row { n_accepted: answer.n_accepted },
         None => Continued::Nothing,
-    }
-}
-
-/// What the indexers did in a decode step.
-struct Counts {
-    facts: Facts,
-    index_share: bool,
-    target: IndexerCounts,
-    drafts: [IndexerCounts; engine_types::MAX_SPECULATIVE_TOKENS],
-}
-
-impl Counts {
-    fn new(facts: Facts, index_share: bool) -> Self {
-        Self { facts, index_share, target: IndexerCounts::default(), drafts: Default::default() }
-    }
-
-    /// Adds a row that was `n_accepted` tokens further than its plan says at least, emitted
-    /// `n_emitted` tokens and made `n_drafts` drafts.
-    fn add(&mut self, row: &PlanRow, n_accepted: u32, n_emitted: usize, n_drafts: usize) {
-        let Facts { topk, n_indexers, drafts_have_indexer, .. } = self.facts;
-        let first = u64::from(row.n_computed + n_accepted);
-        let scored = |position: u64| if position + 1 > topk { position + 1 } else { 0 };
-        let one = |counts: &mut IndexerCounts, n: u64, position: u64| {
-            counts.n_launches = n;
-            counts.n_rows += n;
-            counts.n_scored_keys += n * scored(position);
-        };
-        if n_indexers > 0 {
-            let window = first..first + u64::from(row.n_query);
-            window.for_each(|position| one(&mut self.target, n_indexers, position));
-        }
-        let n_steps = if !drafts_have_indexer {
-            0
-        } else if self.index_share {
-            n_drafts.min(1)
-        } else {
-            n_drafts
-        };
-        for (step, counts) in self.drafts[..n_steps].iter_mut().enumerate() {
-            one(counts, 1, first + n_emitted as u64 - 1 + step as u64);
-        }
     }
 }
 

@@ -6,8 +6,8 @@ use engine_types::{
     BlockTables, ExecutorError, ExecutorLimits, IndexerStats, PlanRow, StepExecutor, StepOutcome,
     StepPlan, StepQueue, StepTokens, TokenId, TokenLogprobs,
 };
-use models::{DeepseekMtp, ForwardOutput, LoadedModel};
 use model_config::ModelConfig;
+use models::{DeepseekMtp, ForwardOutput, LoadedModel};
 use spec_decode::{DraftMethod, DraftSeq, EagleProposer, IndexShareFacts};
 use tch::{Device, Tensor};
 

@@ -58,7 +58,6 @@ impl RotaryTable {
     }
 
     /// Cosines and sines, `[n_positions, rope_dim / 2]` each.
-    #[must_use]
     pub fn cos_sin(&self) -> (&Tensor, &Tensor) {
         (&self.cos, &self.sin)
     }

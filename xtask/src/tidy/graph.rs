@@ -62,7 +62,12 @@ const CRATES: &[Crate] = &[
         4,
         "device",
         &[
-            "gpu-kernels", "gpu-runtime", "batch-layout", "model-config", "nn-layers", "torch-ext",
+            "gpu-kernels",
+            "gpu-runtime",
+            "batch-layout",
+            "model-config",
+            "nn-layers",
+            "torch-ext",
             "weights",
         ],
     ),

@@ -10,7 +10,8 @@ use super::state::State;
 use crate::device::PassLimits;
 use crate::layer::Keys;
 use crate::loader::Element;
-use crate::model::{Drafter, GpuModel, Target};
+use crate::model::GpuModel;
+use crate::parts::{Drafter, Target};
 use crate::pass::Tables;
 
 impl<E: Element> GpuModel<E> {
@@ -77,11 +78,8 @@ impl<E: Element> GpuModel<E> {
         let buffers = &mut decoder.slots;
         let tables = buffers.tables.slice(..n_slots * stride);
         let slots = slots(&state, (&buffers.limit, tables), &self.limits, (n_slots, width));
-        let current = (
-            state.last_token.as_view(),
-            state.drafts.as_view(),
-            state.n_drafts.as_view(),
-        );
+        let current =
+            (state.last_token.as_view(), state.drafts.as_view(), state.n_drafts.as_view());
         let n_rows = n_slots * width;
         let rows = buffers.window.first_mut((n_rows, n_slots));
         let n_verified = buffers.n_verified.slice_mut(..n_slots);

@@ -20,7 +20,11 @@ impl<'a> State<'a> {
     }
 
     /// The first `n_slots` of a buffer for `n_most`.
-    pub(super) fn of(buffer: ViewMut<'a, i32>, (n_most, n_slots): (usize, usize), width: usize) -> Self {
+    pub(super) fn of(
+        buffer: ViewMut<'a, i32>,
+        (n_most, n_slots): (usize, usize),
+        width: usize,
+    ) -> Self {
         let mut rest = Some(buffer);
         let mut take = |per_slot: usize| {
             let (part, behind) = rest.take().expect("there is a rest").split_at(n_most * per_slot);
