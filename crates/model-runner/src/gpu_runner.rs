@@ -121,7 +121,7 @@ struct Launched {
 
 enum Run {
     OnDevice,
-    Done(Result<StepOutcome, ExecutorError>),
+    Done(Box<Result<StepOutcome, ExecutorError>>),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -271,7 +271,7 @@ impl GpuRunner {
             if matches!(self.steps[idx].run, Run::OnDevice) {
                 let plan = std::mem::take(&mut self.steps[idx].plan);
                 let outcome = self.read(&plan, self.outcome_before(idx));
-                self.steps[idx] = Launched { plan, run: Run::Done(outcome) };
+                self.steps[idx] = Launched { plan, run: Run::Done(Box::new(outcome)) };
             }
         }
     }
@@ -280,7 +280,7 @@ impl GpuRunner {
     fn outcome_before(&self, idx: usize) -> Option<&StepOutcome> {
         match idx.checked_sub(1).map(|before| &self.steps[before].run) {
             None => self.previous.as_ref(),
-            Some(Run::Done(outcome)) => outcome.as_ref().ok(),
+            Some(Run::Done(outcome)) => outcome.as_ref().as_ref().ok(),
             Some(Run::OnDevice) => unreachable!("steps are read in their order"),
         }
     }
@@ -449,10 +449,10 @@ impl StepExecutor for GpuRunner {
             self.last = Last::OnDevice;
             let forced = self.forced(&plan, |_| true);
             let launched = self.launch_on_device(&plan, &forced);
-            launched.map_or_else(|error| Run::Done(Err(error)), |()| Run::OnDevice)
+            launched.map_or_else(|error| Run::Done(Box::new(Err(error))), |()| Run::OnDevice)
         } else {
             self.last = Last::Host;
-            Run::Done(self.run_on_host(&plan))
+            Run::Done(Box::new(self.run_on_host(&plan)))
         };
         self.steps.push_back(Launched { plan, run });
     }
@@ -461,7 +461,7 @@ impl StepExecutor for GpuRunner {
         let Launched { plan, run } = self.steps.pop_front().expect("a step was launched");
         let read = match run {
             Run::OnDevice => self.read(&plan, self.previous.as_ref()),
-            Run::Done(outcome) => outcome,
+            Run::Done(outcome) => *outcome,
         };
         let result = read.map(|read| {
             outcome.clone_from(&read);

@@ -89,7 +89,7 @@ impl Runner {
             draft_sampling = ?options.draft_sampling,
             "runner ready"
         );
-        let subject = Subject::Torch(TorchSubject { model, backend, kv_cache });
+        let subject = Subject::Torch(Box::new(TorchSubject { model, backend, kv_cache }));
         Ok(Self::of(subject, limits, proposer, options))
     }
 

@@ -13,7 +13,7 @@ use crate::kv_cache::KvCache;
 
 /// A model with its caches.
 pub(crate) enum Subject {
-    Torch(TorchSubject),
+    Torch(Box<TorchSubject>),
     Gpu(GpuSubject),
 }
 
@@ -56,7 +56,8 @@ impl Subject {
     /// The MTP layers over their caches, if there are any.
     pub(crate) fn drafter(&self) -> Option<Box<dyn DraftModel + '_>> {
         match self {
-            Self::Torch(TorchSubject { model, backend, kv_cache }) => {
+            Self::Torch(subject) => {
+                let TorchSubject { model, backend, kv_cache } = &**subject;
                 let mtp = model.mtp.as_ref()?;
                 Some(Box::new(mtp.bind(kv_cache.layers(), backend.as_ref())))
             }
