@@ -20,7 +20,8 @@ const HELP: &str = "\
 cargo xtask bench micro [FILTER] [OPTIONS]
 
 Runs the criterion benches of the workspace and prints mean, 95 % interval and median of each.
-Beside a baseline: the ratio of the means, and `noise` where the two intervals overlap.
+Beside a baseline: the ratio of the means, and `noise` where the two intervals overlap or the means
+differ by 1 % or less.
 
   FILTER           only benches whose id matches this regular expression
   --control        only crates that build without libtorch

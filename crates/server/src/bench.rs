@@ -26,6 +26,8 @@ use drive::Context;
 
 /// The exit code of programs that SIGINT ends.
 const INTERRUPTED: u8 = 130;
+/// That of two results that say nothing beside each other; 1 is a regression.
+const INCOMPARABLE: u8 = 2;
 
 /// A signal has ended a command; what was measured until then has been written.
 #[derive(Debug)]
@@ -68,10 +70,19 @@ fn watch_signals(
 ) -> Result<impl Future<Output = ()> + Send> {
     let (mut interrupt, mut terminate) =
         (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    // Under `nohup` a terminal that goes ends nothing.
+    let mut hang_up = if ignores_hang_up() { None } else { Some(signal(SignalKind::hangup())?) };
     let mut next = async move || {
+        let hang_up = async {
+            match &mut hang_up {
+                Some(hang_up) => hang_up.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
+            _ = hang_up => {}
         }
     };
     Ok(async move {
@@ -83,6 +94,14 @@ fn watch_signals(
     })
 }
 
+/// Whether whoever started this program made it ignore SIGHUP, which is the lowest bit.
+fn ignores_hang_up() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & 1 == 1)
+}
+
 async fn command(command: &BenchCommand, stop: CancellationToken) -> Result<ExitCode> {
     let context = Context { settings: serde_json::to_value(command)?, stop };
     match command {
@@ -92,7 +111,12 @@ async fn command(command: &BenchCommand, stop: CancellationToken) -> Result<Exit
         BenchCommand::Latency(args) => drive::latency(args, context).await?,
         BenchCommand::Throughput(args) => drive::throughput(args, context).await?,
         BenchCommand::SeedTable(args) => seed_table::seed_table(args, context).await?,
-        BenchCommand::Compare { a, b, force } => return compare(a, b, *force),
+        BenchCommand::Compare { a, b, force } => {
+            return Ok(compare(a, b, *force).unwrap_or_else(|error| {
+                output::error(&error);
+                ExitCode::from(INCOMPARABLE)
+            }));
+        }
         BenchCommand::Report { file } => {
             let result = ResultFile::read(file).with_context(|| file.display().to_string())?;
             sitting::write_reports(&result, file)?;

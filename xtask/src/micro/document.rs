@@ -12,6 +12,9 @@ const SCHEMA: &str = "tandem-micro/1";
 /// The share of all processors that others may use on a machine that is called quiet.
 const QUIET_SHARE: f64 = 0.05;
 
+/// The least difference that is told from noise: as much comes of where memory lies.
+const EFFECT_MIN: f64 = 0.01;
+
 /// Results with where they come from.
 #[derive(Debug, PartialEq)]
 pub(super) struct Document {
@@ -87,7 +90,8 @@ impl Bench {
     /// What the difference to an earlier result means.
     pub(super) fn finding(&self, earlier: &Self) -> &'static str {
         let ([low, high], [earlier_low, earlier_high]) = (self.interval, earlier.interval);
-        if low <= earlier_high && earlier_low <= high {
+        let effect = (self.mean / earlier.mean - 1.0).abs();
+        if low <= earlier_high && earlier_low <= high || effect <= EFFECT_MIN {
             "noise"
         } else if self.mean < earlier.mean {
             "faster"

@@ -39,14 +39,16 @@ fn document(times: &[(&str, f64)], others_share: f64) -> Document {
 
 #[test]
 fn a_table_has_ratios_and_says_what_is_noise() {
-    let before = document(&[("a", 1.0), ("group/b", 1.0), ("c", 1.0)], 0.0);
-    let now = document(&[("a", 1.004), ("group/b", 0.5), ("c", 2000.0), ("d", 2e6)], 0.31);
+    let before = document(&[("a", 1.0), ("group/b", 1.0), ("c", 1.0), ("e", 1.0)], 0.0);
+    let now = [("a", 1.004), ("group/b", 0.5), ("c", 2000.0), ("d", 2e6), ("e", 1.0092)];
+    let now = document(&now, 0.31);
     let expected = "\
 | bench   |       mean |         95 % interval |     median |   baseline |    ratio | finding |
 |:--------|-----------:|----------------------:|-----------:|-----------:|---------:|--------:|
 | a       |    1.07 µs |     1.07 µs – 1.08 µs |    1.07 µs |    1.07 µs |    1.004 |   noise |
 | c       |    2.13 ms |     2.12 ms – 2.14 ms |    2.13 ms |    1.07 µs | 2000.000 |  slower |
 | d       |     2.13 s |       2.12 s – 2.14 s |     2.13 s |          – |        – |     new |
+| e       |    1.08 µs |     1.07 µs – 1.08 µs |    1.07 µs |    1.07 µs |    1.009 |   noise |
 | group/b | 533.1 ns |   530.9 ns – 535.5 ns |   532.0 ns |    1.07 µs |    0.500 |  faster |
 
 These: commit 0123456789ab, with changes, on 2 × Some CPU. The machine was not quiet: others used \

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use bench::Slo;
-use clap::{Args, Subcommand, ValueEnum, value_parser};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum, value_parser};
 use serde::Serialize;
 use settings::EngineSettings;
 
@@ -33,8 +33,9 @@ pub(crate) enum BenchCommand {
     /// 1,024, 8,192 and 10,240 tokens, 1,024 tokens out, 160 requests, 16 at once, 3 drafts a step,
     /// on servers with sharing off, on and off that are measured in turn
     SeedTable(SeedTableArgs),
-    /// Print how two results differ; exits with 1 if the second is worse: acceptance by more than a
-    /// percentage point, or throughput by more than the spread
+    /// Print how two results differ; exits with 1 if the second is worse, acceptance by more than a
+    /// percentage point or throughput by more than the spread, and with 2 if they cannot be read or
+    /// must not be compared
     Compare {
         /// The result to compare with
         a: PathBuf,
@@ -70,12 +71,19 @@ pub(crate) struct ServeArgs {
 
 /// Which server is measured.
 #[derive(Debug, Args, Serialize)]
-#[group(required = true, multiple = false)]
+#[group(skip)]
+#[command(group = ArgGroup::new("measured").required(true).args(["url", "port", "start"]))]
 pub(crate) struct ServerArgs {
     /// A running Tandem server, such as http://127.0.0.1:50051, or any other one's OpenAI API, such
     /// as openai+http://127.0.0.1:8000/v1
     #[arg(long, visible_alias = "base-url", value_name = "URL")]
     pub(crate) url: Option<String>,
+    /// In place of --url a running Tandem server's port
+    #[arg(long)]
+    pub(crate) port: Option<u16>,
+    /// The machine of --port
+    #[arg(long, default_value = "127.0.0.1", requires = "port")]
+    pub(crate) host: String,
     /// Start `tandem serve` with these arguments on a free port, and stop it at the end
     #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
     pub(crate) start: Option<String>,
@@ -116,10 +124,11 @@ pub(crate) struct SweepArgs {
     #[command(flatten)]
     pub(crate) programs: ProgramArgs,
     /// Requests at a time, one run each
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16, 64])]
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16, 64],
+        value_parser = value_parser!(u32).range(1..))]
     pub(crate) concurrencies: Vec<u32>,
     /// Prompt lengths, in place of --random-input-len
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = value_parser!(u32).range(1..))]
     pub(crate) input_lens: Vec<u32>,
     /// Drafts a step, each in runs of its own [default: the server's number]
     #[arg(long, value_delimiter = ',')]
@@ -189,10 +198,12 @@ pub(crate) struct WorkloadArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) dataset_path: Option<PathBuf>,
     /// Largest number of random prompt tokens
-    #[arg(long, visible_alias = "input-len", default_value_t = 256)]
+    #[arg(long, visible_alias = "input-len", default_value_t = 256,
+        value_parser = value_parser!(u32).range(1..))]
     pub(crate) random_input_len: u32,
     /// Largest number of generated tokens
-    #[arg(long, visible_alias = "output-len", default_value_t = 128)]
+    #[arg(long, visible_alias = "output-len", default_value_t = 128,
+        value_parser = value_parser!(u32).range(1..))]
     pub(crate) random_output_len: u32,
     /// Least share of both, above 0 and at most 1; 1 fixes the lengths
     #[arg(long, default_value_t = 1.0)]
@@ -258,10 +269,16 @@ pub(crate) struct Output {
     /// The result as JSON, with a .md and a .html file beside it
     #[arg(long, visible_alias = "result-filename", value_name = "FILE.json")]
     pub(crate) output: Option<PathBuf>,
+    /// Folder of --output
+    #[arg(long, value_name = "DIR", requires = "output")]
+    pub(crate) result_dir: Option<PathBuf>,
+    /// What readers should know of the measurement, kept in its settings: KEY=VALUE ...
+    #[arg(long, value_name = "KEY=VALUE", value_parser = metadata, num_args = 1..)]
+    pub(crate) metadata: Vec<String>,
     /// Keep every request's record in it
     #[arg(long)]
     pub(crate) save_detailed: bool,
-    /// Title of the report
+    /// Title of the report; `seed-table` puts its protocol behind it
     #[arg(long)]
     pub(crate) title: Option<String>,
     /// Latencies whose percentiles are printed as well: ttft, tpot, itl, e2el
@@ -300,6 +317,9 @@ pub(crate) struct ProgramArgs {
     /// the result
     #[arg(long, value_name = "DIR|NAME")]
     pub(crate) checkpoint: Option<String>,
+    /// Model to ask an OpenAI API for [default: the first one that it lists]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) served_model_name: Option<String>,
 }
 
 /// What a limit is about.
@@ -323,6 +343,19 @@ fn slo_limit(text: &str) -> Result<(SloKey, f64), String> {
     Ok((key, limit.ok_or("give a number of milliseconds above 0")?))
 }
 
+fn metadata(text: &str) -> Result<String, String> {
+    let is_fine = text.split_once('=').is_some_and(|(key, _)| !key.is_empty());
+    if is_fine { Ok(text.to_owned()) } else { Err("give KEY=VALUE".to_owned()) }
+}
+
+impl Output {
+    /// Where the JSON goes.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        let file = self.output.as_ref()?;
+        Some(self.result_dir.as_ref().map_or_else(|| file.clone(), |folder| folder.join(file)))
+    }
+}
+
 impl WorkloadArgs {
     pub(crate) fn slo(&self) -> Slo {
         let mut slo = Slo::default();
@@ -338,7 +371,11 @@ impl WorkloadArgs {
 }
 
 impl ServerArgs {
-    pub(crate) fn what(&self) -> &str {
-        self.url.as_deref().or(self.start.as_deref()).expect("one of the two is required")
+    /// A URL, or arguments of `tandem serve`.
+    pub(crate) fn what(&self) -> String {
+        let Self { url, port, host, start } = self;
+        let of_port = || port.map(|port| format!("http://{host}:{port}"));
+        let what = url.clone().or_else(of_port).or_else(|| start.clone());
+        what.expect("one of them is required")
     }
 }

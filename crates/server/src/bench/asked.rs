@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bench::{Load, Planned, Prompt, RandomPrompts, Vocabulary, from_jsonl};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
+use serde_json::Value;
 
 use super::args::{DatasetArg, LoadArgs, WorkloadArgs};
 
@@ -28,28 +29,39 @@ pub(super) struct Asked {
     pub(super) warm_up: Arc<[Planned]>,
     /// For readers.
     pub(super) description: String,
+    /// Of prompts, lengths and times.
+    pub(super) seed: u64,
+}
+
+/// Refuses what no server could be asked, before one is started.
+pub(super) fn check(args: &WorkloadArgs) -> Result<()> {
+    let some = Vocabulary { size: 4, eos_token_ids: vec![] };
+    Asked::new(args, &some, 0).map(drop)
 }
 
 impl Asked {
-    /// Of these flags; random prompts are of this vocabulary.
-    pub(super) fn new(args: &WorkloadArgs, vocabulary: &Vocabulary) -> Result<Self> {
+    /// Of these flags; random prompts are of this vocabulary. Each repeat asks others: a peer may
+    /// remember those of the one before.
+    pub(super) fn new(args: &WorkloadArgs, vocabulary: &Vocabulary, repeat: u32) -> Result<Self> {
         let ratio = args.random_range_ratio;
         ensure!(ratio > 0.0 && ratio <= 1.0, "--random-range-ratio {ratio}: give 0 to 1, not 0");
-        let dataset = dataset(args)?;
-        let n = args.num_prompts as usize;
+        let (seed, warm_up_seed) = seeds(args.seed, repeat);
+        let (n, n_warm_up) = (args.num_prompts as usize, args.num_warmups as usize);
         let random = |n, seed| random(args, vocabulary, n, seed);
-        let (mut requests, description) = match (dataset, &args.dataset_path) {
+        let skipped = |n: usize| n * repeat as usize;
+        let (mut requests, texts, description) = match (dataset(args)?, &args.dataset_path) {
             (DatasetArg::File, Some(path)) => {
                 let text = std::fs::read_to_string(path);
                 let text = text.with_context(|| path.display().to_string())?;
-                let lines = from_jsonl(&text, args.random_output_len);
-                let lines = lines.with_context(|| path.display().to_string())?;
+                let lines = of_lines(&text, args).with_context(|| path.display().to_string())?;
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
-                (again(lines, n), format!("prompts of {name}"))
+                let requests = lines.iter().cycle().skip(skipped(n)).take(n).cloned().collect();
+                (requests, lines, format!("prompts of {name}"))
             }
             (DatasetArg::Builtin, _) => {
-                let lines = from_jsonl(BUILTIN, args.random_output_len)?;
-                (again(lines, n), "built-in prompts, as text".to_owned())
+                let lines = of_lines(BUILTIN, args)?;
+                let numbered = (skipped(n)..skipped(n) + n).map(|idx| numbered(&lines, idx));
+                (numbered.collect(), lines, "built-in prompts, as text".to_owned())
             }
             _ => {
                 let (n_input, n_output) = (args.random_input_len, args.random_output_len);
@@ -58,33 +70,41 @@ impl Asked {
                     "random token ids, {n_input} in and {n_output} out, range ratio {ratio}, \
                      {prefix} shared"
                 );
-                (random(n, args.seed), description)
+                (random(n, seed), vec![], description)
             }
         };
-        // A seed of its own: nothing of the warm-up shall be known to a prefix cache.
-        let mut warm_up = random(args.num_warmups as usize, args.seed.wrapping_add(1));
+        let texts: Vec<Planned> = texts.into_iter().filter(is_text).collect();
+        let mut warm_up = match texts.as_slice() {
+            [] => random(n_warm_up, warm_up_seed),
+            // Peers may take nothing but text.
+            texts => (skipped(n_warm_up)..skipped(n_warm_up) + n_warm_up)
+                .map(|idx| headed(&texts[idx % texts.len()], &format!("warm-up {}", idx + 1)))
+                .collect(),
+        };
         for planned in requests.iter_mut().chain(&mut warm_up) {
             planned.temperature = args.temperature;
-            planned.ignore_eos |= !args.no_ignore_eos;
-            planned.seed = (args.temperature > 0.0).then_some(args.seed);
+            planned.seed = (args.temperature > 0.0).then_some(seed);
         }
-        Ok(Self { requests: requests.into(), warm_up: warm_up.into(), description })
+        Ok(Self { requests: requests.into(), warm_up: warm_up.into(), description, seed })
     }
 
     /// So many random prompts of fixed lengths, in and out, from a seed.
     pub(super) fn random(
         (n, seed): (u32, u64),
+        repeat: u32,
         (input_len, output_len): (u32, u32),
         vocabulary: &Vocabulary,
     ) -> Self {
+        let (seed, warm_up_seed) = seeds(seed, repeat);
         let random = RandomPrompts { input_len, output_len, range_ratio: 1.0, prefix_len: 0 };
         let plan = |n: usize, seed| -> Arc<[Planned]> {
             random.plan(n, vocabulary, &mut ChaCha8Rng::seed_from_u64(seed)).into()
         };
         Self {
             requests: plan(n as usize, seed),
-            warm_up: plan(N_WARMUPS, seed.wrapping_add(1)),
+            warm_up: plan(N_WARMUPS, warm_up_seed),
             description: format!("random token ids, {input_len} in and {output_len} out"),
+            seed,
         }
     }
 
@@ -94,16 +114,11 @@ impl Asked {
             let planned = requests.iter().cloned();
             planned.map(|planned| Planned { num_speculative_tokens, ..planned }).collect()
         };
-        Self {
-            requests: with(&self.requests),
-            warm_up: with(&self.warm_up),
-            description: self.description.clone(),
-        }
+        Self { requests: with(&self.requests), warm_up: with(&self.warm_up), ..self.clone() }
     }
 
     /// Whether prompts are text or ids, for readers.
     pub(super) fn kind(&self) -> &'static str {
-        let is_text = |planned: &Planned| matches!(planned.prompt, Prompt::Text(_));
         if self.requests.iter().any(is_text) { "text" } else { TOKEN_IDS }
     }
 
@@ -147,13 +162,51 @@ fn random(args: &WorkloadArgs, vocabulary: &Vocabulary, n: usize, seed: u64) -> 
         prefix_len: args.random_prefix_len,
     };
     let mut planned = random.plan(n, vocabulary, &mut ChaCha8Rng::seed_from_u64(seed));
-    planned.iter_mut().for_each(|planned| planned.ignore_eos = false);
+    planned.iter_mut().for_each(|planned| planned.ignore_eos = !args.no_ignore_eos);
     planned
 }
 
-/// So many of these, from the first one again after the last.
-fn again(prompts: Vec<Planned>, n: usize) -> Vec<Planned> {
-    prompts.into_iter().cycle().take(n).collect()
+/// The seeds of a repeat and of its warm-up, which no repeat has: nothing of a warm-up shall be
+/// known to a prefix cache.
+fn seeds(seed: u64, repeat: u32) -> (u64, u64) {
+    let seed = seed.wrapping_add(repeat.into());
+    (seed, !seed)
+}
+
+/// Requests of a text with an object a line.
+fn of_lines(text: &str, args: &WorkloadArgs) -> Result<Vec<Planned>> {
+    let mut planned = from_jsonl(text, args.random_output_len)?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    for ((idx, line), planned) in lines.zip(&mut planned) {
+        let is_empty = planned.prompt == Prompt::TokenIds(vec![]);
+        ensure!(!is_empty, "line {}: prompt_ids is empty", idx + 1);
+        // What a line says counts more than the flag.
+        let line: Value = serde_json::from_str(line)?;
+        planned.ignore_eos = line["ignore_eos"].as_bool().unwrap_or(!args.no_ignore_eos);
+    }
+    Ok(planned)
+}
+
+/// One of these texts; from the second round on with a first line that no other round has.
+fn numbered(texts: &[Planned], idx: usize) -> Planned {
+    let text = &texts[idx % texts.len()];
+    match idx / texts.len() {
+        0 => text.clone(),
+        round => headed(text, &(round + 1).to_string()),
+    }
+}
+
+/// The same behind a comment, if it is text.
+fn headed(planned: &Planned, comment: &str) -> Planned {
+    let mut planned = planned.clone();
+    if let Prompt::Text(text) = &mut planned.prompt {
+        text.insert_str(0, &format!("# {comment}\n"));
+    }
+    planned
+}
+
+fn is_text(planned: &Planned) -> bool {
+    matches!(planned.prompt, Prompt::Text(_))
 }
 
 /// When `n_requests` are sent, and what runs of that are called.
@@ -194,16 +247,49 @@ mod tests {
 
     fn asked(args: &[&str]) -> Result<Asked> {
         let vocabulary = Vocabulary { size: 100, eos_token_ids: vec![1] };
-        Asked::new(&serve(args).0, &vocabulary)
+        Asked::new(&serve(args).0, &vocabulary, 0)
     }
 
     #[test]
-    fn built_in_prompts_are_text_and_all_different() {
-        let asked = asked(&["--dataset-name", "builtin", "--num-prompts", "41"]).unwrap();
-        assert_eq!((asked.requests.len(), asked.kind()), (41, "text"));
-        assert_eq!(asked.requests[0], asked.requests[40], "there are 40");
-        let of = |idx: usize| &asked.requests[idx].prompt;
-        assert!((1..40).all(|idx| (0..idx).all(|other| of(other) != of(idx))));
+    fn built_in_prompts_and_their_warm_up_are_text_and_all_different() {
+        let (args, _) = serve(&["--dataset-name", "builtin", "--num-prompts", "50"]);
+        let vocabulary = Vocabulary { size: 100, eos_token_ids: vec![1] };
+        let repeats = [0, 1].map(|repeat| Asked::new(&args, &vocabulary, repeat).unwrap());
+        assert_eq!((repeats[0].requests.len(), repeats[0].kind()), (50, "text"));
+        assert!(repeats.iter().flat_map(|asked| &*asked.warm_up).all(is_text));
+        let all = repeats.iter().flat_map(|asked| asked.requests.iter().chain(&*asked.warm_up));
+        let all: Vec<&Prompt> = all.map(|planned| &planned.prompt).collect();
+        assert_eq!(all.len(), 2 * (50 + 4));
+        assert!((1..all.len()).all(|idx| !all[..idx].contains(&all[idx])));
+        assert_eq!(repeats[0].longest(), 128, "the tokens of a text are not known");
+    }
+
+    #[test]
+    fn repeats_ask_other_ids_and_every_run_the_same_again() {
+        let vocabulary = Vocabulary { size: 100, eos_token_ids: vec![1] };
+        let of = |repeat| Asked::new(&serve(&[]).0, &vocabulary, repeat).unwrap();
+        assert_eq!((of(1).requests, of(1).seed), (of(1).requests, 1));
+        assert_ne!(of(0).requests, of(1).requests);
+        assert_ne!(of(0).warm_up[0], of(1).requests[0], "seed + 1 is the next repeat's");
+    }
+
+    #[test]
+    fn lines_keep_what_they_say_and_empty_ones_are_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        let args = ["--dataset-path", path, "--num-prompts", "3"];
+        let lines = r#"{"prompt_ids": [1], "ignore_eos": false}
+            {"prompt_ids": [2]}"#;
+        std::fs::write(path, lines).unwrap();
+        let ignores = |planned: &Planned| planned.ignore_eos;
+        let of = |args: &[&str]| -> Vec<bool> {
+            asked(args).unwrap().requests.iter().map(ignores).collect()
+        };
+        assert_eq!(of(&args), [false, true, false]);
+        assert_eq!(of(&[&args[..], &["--no-ignore-eos"]].concat()), [false; 3]);
+        std::fs::write(path, "\n{\"prompt_ids\": []}").unwrap();
+        let message = format!("{:#}", asked(&args).err().unwrap());
+        assert!(message.contains("line 2: prompt_ids is empty"), "{message}");
     }
 
     #[test]

@@ -99,8 +99,19 @@ impl Protocol {
 
 pub(super) async fn seed_table(args: &SeedTableArgs, context: Context) -> Result<()> {
     let protocol = Protocol::scaled(args.scale);
-    let programs =
-        ProgramArgs { tandem: args.tandem.clone(), api_key_file: None, checkpoint: None };
+    let title = protocol.title(args.scale);
+    let mut output = args.output.clone();
+    if let Some(given) = &mut output.title {
+        given.push_str(&format!(": {title}"));
+    }
+    let stop = context.stop.clone();
+    let mut sitting = Sitting::new(context, &output, &title)?;
+    let programs = ProgramArgs {
+        tandem: args.tandem.clone(),
+        api_key_file: None,
+        checkpoint: None,
+        served_model_name: None,
+    };
     let mut subjects = vec![];
     for (name, share) in [(OFF, "off"), (ON, "on"), (OFF_AGAIN, "off")] {
         // A fixed number of drafts: the protocol has it, and both sides do the same.
@@ -109,38 +120,37 @@ pub(super) async fn seed_table(args: &SeedTableArgs, context: Context) -> Result
              --drafting fixed {}",
             args.model, args.serve_args
         );
-        let subject = Subject::new(name, &what, &programs, &context.stop).await?;
+        let subject = Subject::new(name, &what, &programs, &stop).await?;
         protocol.ensure_fits(args.scale, subject.max_model_len.unwrap_or(u32::MAX))?;
         subjects.push(subject);
     }
     let vocabulary = subjects[0].vocabulary.clone();
-    let asked = protocol.input_lens.map(|input_len| {
+    let asked = |input_len: u32, repeat: u32| {
         let lens = (input_len, protocol.output_len);
-        Asked::random((protocol.num_prompts, args.seed), lens, &vocabulary)
-    });
-    let title = protocol.title(args.scale);
-    let mut sitting = Sitting::new(context.settings, &args.output, &title, context.stop);
-    sitting.seed = args.seed;
+        Asked::random((protocol.num_prompts, args.seed), repeat, lens, &vocabulary)
+    };
+    let longest = [asked(protocol.input_lens[2], 0)];
     for subject in &mut subjects {
-        subject.take(&asked[2]).await?;
+        subject.take(&longest).await?;
         sitting.result.add_server(subject.server.clone());
     }
     let mut runs = vec![];
-    for (input_len, asked) in protocol.input_lens.iter().zip(asked) {
-        runs.extend(rounds(args.repeats, &format!("{input_len} tokens in"), &asked, &subjects));
+    for input_len in protocol.input_lens {
+        let asked: Vec<Asked> = (0..args.repeats).map(|repeat| asked(input_len, repeat)).collect();
+        runs.extend(rounds(&format!("{input_len} tokens in"), &asked, &subjects));
     }
-    sitting.measure_all(&runs).await?;
+    sitting.measure_all(&runs).await;
     sitting.result.judge_pairs(OFF, ON);
     sitting.result.judge_pairs(OFF, OFF_AGAIN);
-    sitting.end(&subjects.iter().collect::<Vec<_>>())
+    sitting.end()
 }
 
 /// Round by round, each in the other direction than the one before, so that what drifts meets all
 /// alike.
-fn rounds<'a>(n: u32, name: &str, asked: &Asked, subjects: &'a [Subject]) -> Vec<Run<'a>> {
+fn rounds<'a>(name: &str, asked: &[Asked], subjects: &'a [Subject]) -> Vec<Run<'a>> {
     let load = Load::Closed { concurrency: CONCURRENCY as usize };
     let mut runs = vec![];
-    for repeat in 0..n {
+    for (repeat, asked) in (0..).zip(asked) {
         let mut order: Vec<&Subject> = subjects.iter().collect();
         if repeat % 2 == 1 {
             order.reverse();

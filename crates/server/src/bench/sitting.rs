@@ -1,35 +1,40 @@
 //! One sitting: runs in their order, what the machine did meanwhile, and progress.
 
+use std::fs;
 use std::path::Path;
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context as _, Result, bail, ensure};
 use bench::{
     Batches, Build, GeneratorLoad, Load, MachineLoad, Measured, Metrics, Monitor, Outcome, Plan,
     Progress, Provenance, Record, ResultFile, RunResult, Series, Slo, Summary, Watcher, Workload,
     measure, measure_batches,
 };
-use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::args::Output;
 use super::asked::Asked;
+use super::drive::Context;
 use super::subject::Subject;
 use super::{Interrupted, complain, extras};
 use crate::{output, program};
 
 /// How long the machine is looked at before a run.
 const BEFORE: Duration = Duration::from_secs(2);
-/// How often progress is told.
+/// How often progress is told where requests end, and where none does.
 const PROGRESS: Duration = Duration::from_secs(1);
+const NO_PROGRESS: Duration = Duration::from_secs(5);
 
 /// What is the same for the runs of a command.
 pub(super) struct Sitting<'a> {
     pub(super) result: ResultFile,
     pub(super) stop: CancellationToken,
-    pub(super) seed: u64,
     pub(super) slo: Slo,
     output: &'a Output,
+    /// Why the runs ended early.
+    fault: Option<anyhow::Error>,
 }
 
 /// One run.
@@ -46,34 +51,34 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Sitting<'a> {
-    pub(super) fn new(
-        settings: Value,
-        output: &'a Output,
-        title: &str,
-        stop: CancellationToken,
-    ) -> Self {
+    /// Begins, before anything is started: refuses an output that cannot be written at the end.
+    pub(super) fn new(context: Context, output: &'a Output, title: &str) -> Result<Self> {
+        if let Some(path) = output.path() {
+            ensure_writable(&path).with_context(|| format!("--output {}", path.display()))?;
+        }
+        let Context { settings, stop } = context;
         let arguments: Vec<String> = std::env::args().skip(1).collect();
         let build = Build::of_this_program(program::version());
         let title = output.title.as_deref().unwrap_or(title);
         let result = ResultFile::new(Provenance::now(build, &arguments, settings), title);
-        Self { result, stop, seed: 0, slo: Slo::default(), output }
+        Ok(Self { result, stop, slo: Slo::default(), output, fault: None })
     }
 
-    /// Measures the runs in this order, until the sitting is stopped.
-    pub(super) async fn measure_all(&mut self, runs: &[Run<'_>]) -> Result<()> {
+    /// Measures the runs in this order, until the sitting is stopped or one has a fault, which
+    /// [`Self::end`] tells: it loses nothing of the runs before.
+    pub(super) async fn measure_all(&mut self, runs: &[Run<'_>]) {
         let mut whole = Whole::new(runs.iter().map(|run| run.asked.weight()).sum());
         for (idx, run) in runs.iter().enumerate() {
-            if self.stop.is_cancelled() {
+            if self.stop.is_cancelled() || self.fault.is_some() {
                 break;
             }
             let (n, label, name) = (runs.len(), &run.label, &run.name);
             complain(&format!("run {} of {n}: {label}, {name}", idx + 1));
-            self.measure(run, &mut whole).await?;
+            self.fault = self.measure(run, &mut whole).await.err();
         }
-        if self.stop.is_cancelled() {
+        if self.stop.is_cancelled() || self.fault.is_some() {
             self.result.mark_partial();
         }
-        Ok(())
     }
 
     /// Looks at the machine from some time before a run on; none once the sitting is stopped.
@@ -88,10 +93,12 @@ impl<'a> Sitting<'a> {
     async fn measure(&mut self, run: &Run<'_>, whole: &mut Whole) -> Result<()> {
         let Run { subject, asked, .. } = run;
         let Some(monitor) = self.monitor(subject).await else { return Ok(()) };
-        let mut watcher = Shown::new(&monitor, asked.requests.len(), whole, asked.weight());
+        let shown = Shown::new(&monitor, asked.requests.len(), whole, asked.weight());
         let (requests, warm_up) = (asked.requests.clone(), asked.warm_up.clone());
-        let plan = Plan { requests, load: run.load, warm_up, seed: self.seed };
-        let measured = measure(&subject.target, &plan, &self.stop, &mut watcher).await;
+        let plan = Plan { requests, load: run.load, warm_up, seed: asked.seed };
+        let mut watcher = &shown;
+        let measuring = measure(&subject.target, &plan, &self.stop, &mut watcher);
+        let measured = shown.during(measuring).await;
         whole.done += asked.weight();
         let machine = monitor.finish();
         let measured = measured.with_context(|| run.label.clone())?;
@@ -111,8 +118,10 @@ impl<'a> Sitting<'a> {
         let Some(monitor) = self.monitor(run.subject).await else { return Ok(()) };
         let whole = Whole::new(1.0);
         let n_requests = batches.n * batches.requests.len();
-        let mut watcher = Shown::new(&monitor, n_requests, &whole, 1.0);
-        let measured = measure_batches(target, &batches, &self.stop, &mut watcher).await;
+        let shown = Shown::new(&monitor, n_requests, &whole, 1.0);
+        let mut watcher = &shown;
+        let measuring = measure_batches(target, &batches, &self.stop, &mut watcher);
+        let measured = shown.during(measuring).await;
         let machine = monitor.finish();
         let (measured, times) = measured?;
         if times.is_empty() && self.stop.is_cancelled() {
@@ -138,7 +147,7 @@ impl<'a> Sitting<'a> {
             load: *load,
             workload: Workload::of(asked.description.clone(), &asked.requests),
             repeat: *repeat,
-            seed: self.seed,
+            seed: asked.seed,
             n_warmup: u32::try_from(asked.warm_up.len()).unwrap_or(u32::MAX),
             kept_prompts: measured.kept_prompts,
             slo: self.slo,
@@ -154,25 +163,51 @@ impl<'a> Sitting<'a> {
         Ok(())
     }
 
-    /// Prints what was measured and writes its files; nothing if nothing was.
-    pub(super) fn end(self, subjects: &[&Subject]) -> Result<()> {
-        for subject in subjects {
-            subject.check()?;
-        }
+    /// Writes the files of what was measured and prints it, nothing if nothing was; then tells why
+    /// it is not all.
+    pub(super) fn end(self) -> Result<()> {
         let is_stopped = self.stop.is_cancelled();
-        if is_stopped && self.result.runs().is_empty() {
+        if !self.result.runs().is_empty() {
+            // Whatever becomes of the one is no reason not to do the other.
+            let written = self.write();
+            self.print().and(written)?;
+        }
+        if is_stopped {
             return Err(Interrupted.into());
         }
-        output::text(&format!("{}\n", extras::markdown(&self.result)))?;
-        if let Some(table) = extras::percentiles(&self.result, self.output) {
-            output::text(&format!("{table}\n"))?;
+        if let Some(fault) = self.fault {
+            return Err(fault);
         }
-        if let Some(path) = &self.output.output {
-            self.result.write(path)?;
-            write_reports(&self.result, path)?;
+        if self.result.runs().iter().all(|run| run.metrics.n_completed == 0) {
+            bail!("no request was completed");
         }
-        if is_stopped { Err(Interrupted.into()) } else { Ok(()) }
+        Ok(())
     }
+
+    fn write(&self) -> Result<()> {
+        let Some(path) = self.output.path() else { return Ok(()) };
+        self.result.write(&path)?;
+        write_reports(&self.result, &path)
+    }
+
+    fn print(&self) -> Result<()> {
+        output::text(&format!("{}\n", extras::markdown(&self.result)))?;
+        match extras::percentiles(&self.result, self.output) {
+            Some(table) => output::text(&format!("{table}\n")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Makes the folder of a result and sees whether a file can be written there.
+fn ensure_writable(path: &Path) -> Result<()> {
+    let is_report = path.extension().is_some_and(|name| name == "md" || name == "html");
+    ensure!(!is_report, "the .md and the .html lie beside the JSON: name that");
+    ensure!(!path.is_dir(), "it is a folder");
+    fs::create_dir_all(path.parent().unwrap_or(path))?;
+    let trial = path.with_extension(format!("{}.trial", std::process::id()));
+    fs::write(&trial, "").and_then(|()| fs::remove_file(&trial))?;
+    Ok(())
 }
 
 /// What a run came to.
@@ -187,7 +222,7 @@ struct Figures {
 pub(super) fn write_reports(result: &ResultFile, path: &Path) -> Result<()> {
     for (extension, text) in [("md", extras::markdown(result)), ("html", ::bench::html(result)?)] {
         let path = path.with_extension(extension);
-        std::fs::write(&path, text).with_context(|| path.display().to_string())?;
+        fs::write(&path, text).with_context(|| path.display().to_string())?;
     }
     Ok(())
 }
@@ -204,51 +239,88 @@ impl Whole {
         Self { began: Instant::now(), all, done: 0.0 }
     }
 
-    /// How long the rest takes if it goes on like this, with so much more done than is counted.
+    /// How long the rest takes if it goes on like this, with so much more done than is counted;
+    /// nothing while nothing is.
     fn left(&self, more: f64) -> String {
         let done = self.done + more;
+        if done <= 0.0 {
+            return String::new();
+        }
         let seconds = self.began.elapsed().as_secs_f64() / done * (self.all - done).max(0.0);
         match seconds {
-            seconds if seconds < 90.0 => format!("about {seconds:.0} s left in all"),
-            seconds => format!("about {:.0} min left in all", seconds / 60.0),
+            seconds if seconds < 90.0 => format!(", about {seconds:.0} s left in all"),
+            seconds => format!(", about {:.0} min left in all", seconds / 60.0),
         }
     }
 }
 
-/// Shows progress once a second, and tells the monitor when a run begins.
+/// Shows progress, and tells the monitor when a run begins.
 struct Shown<'a> {
     monitor: &'a Monitor,
     n_requests: usize,
-    n_ended: usize,
-    progress: Option<Progress>,
-    told: Instant,
     whole: &'a Whole,
     weight: f64,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// None during the warm-up.
+    progress: Option<Progress>,
+    n_ended: usize,
+    told: Instant,
 }
 
 impl<'a> Shown<'a> {
     fn new(monitor: &'a Monitor, n_requests: usize, whole: &'a Whole, weight: f64) -> Self {
-        let told = Instant::now();
-        Self { monitor, n_requests, n_ended: 0, progress: None, told, whole, weight }
+        let state = State { progress: None, n_ended: 0, told: Instant::now() };
+        Self { monitor, n_requests, whole, weight, state: Mutex::new(state) }
+    }
+
+    /// Waits for what is measured, and tells how it goes even if no request ends.
+    async fn during<T>(&self, measuring: impl Future<Output = T>) -> T {
+        let mut measuring = pin!(measuring);
+        let mut every = tokio::time::interval(NO_PROGRESS);
+        loop {
+            tokio::select! {
+                measured = &mut measuring => return measured,
+                _ = every.tick() => self.tell(&mut self.state(), NO_PROGRESS),
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells how it goes, if that was not told for so long.
+    fn tell(&self, state: &mut State, after: Duration) {
+        let State { progress, n_ended, told } = state;
+        match progress {
+            None => complain("  warming up"),
+            Some(progress) if told.elapsed() >= after => {
+                let share = *n_ended as f64 / self.n_requests.max(1) as f64;
+                let left = self.whole.left(share * self.weight);
+                complain(&format!("  {}{left}", progress.line()));
+                *told = Instant::now();
+            }
+            Some(_) => {}
+        }
     }
 }
 
-impl Watcher for Shown<'_> {
+impl Watcher for &Shown<'_> {
     fn begins(&mut self) {
         self.monitor.begin();
-        self.progress = Some(Progress::new(self.n_requests));
-        self.told = Instant::now();
+        let progress = Some(Progress::new(self.n_requests));
+        *self.state() = State { progress, n_ended: 0, told: Instant::now() };
     }
 
     fn ended(&mut self, record: &Record) {
-        let Some(progress) = &mut self.progress else { return };
-        progress.add(record);
-        self.n_ended += 1;
-        if self.told.elapsed() >= PROGRESS {
-            let share = self.n_ended as f64 / self.n_requests.max(1) as f64;
-            let left = self.whole.left(share * self.weight);
-            complain(&format!("  {}, {left}", progress.line()));
-            self.told = Instant::now();
+        let mut state = self.state();
+        if let Some(progress) = &mut state.progress {
+            progress.add(record);
+            state.n_ended += 1;
+            self.tell(&mut state, PROGRESS);
         }
     }
 }

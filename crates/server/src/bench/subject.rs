@@ -56,10 +56,8 @@ impl Subject {
             return Self::peer(name, base, args).await;
         }
         if what.starts_with("http://") || what.starts_with("https://") {
-            let checkpoint = match &args.checkpoint {
-                Some(model) => checkpoint(model),
-                None => Fact::Unknown("give --checkpoint".to_owned()),
-            };
+            let checkpoint =
+                as_given(args).unwrap_or_else(|| Fact::Unknown("give --checkpoint".to_owned()));
             let untold = json!("unknown: the benchmark did not start the server");
             let token = token(args)?;
             let found = Self::tandem(name, what, token.as_deref()).await?;
@@ -67,7 +65,14 @@ impl Subject {
         }
         let (settings, started, url) = start::start(what, args.tandem.as_deref(), stop).await?;
         let model = settings["engine"]["model"].as_str().unwrap_or_default();
-        let checkpoint = checkpoint(model);
+        let checkpoint = match &args.tandem {
+            Some(program) if !Path::new(model).is_dir() && !is_this_program(program) => {
+                Fact::Unknown(format!(
+                    "the {model} of another build may be another one: give --model a folder"
+                ))
+            }
+            _ => checkpoint(model),
+        };
         let found = Self::tandem(name, &url, None).await?;
         let mut found = found.with_settings(&settings, checkpoint);
         found._started = Some(started);
@@ -136,16 +141,14 @@ impl Subject {
     }
 
     async fn peer(name: &str, base: &str, args: &ProgramArgs) -> Result<Self> {
-        let target = OpenAiTarget::connect(base, None, token(args)?.as_deref()).await?;
+        let model = args.served_model_name.as_deref();
+        let target = OpenAiTarget::connect(base, model, token(args)?.as_deref()).await?;
         let process = process_of(base);
         let untold = Server::untold(name, format!("openai+{base}"));
         let server = Server {
             config: json!({ "model": target.model() }),
             process: process.pid().map_or(untold.process.clone(), |pid| Process::of(pid).into()),
-            checkpoint: match &args.checkpoint {
-                Some(model) => checkpoint(model),
-                None => untold.checkpoint.clone(),
-            },
+            checkpoint: as_given(args).unwrap_or_else(|| untold.checkpoint.clone()),
             ..untold
         };
         Ok(Self {
@@ -164,6 +167,9 @@ impl Subject {
         settings: &EngineSettings,
         stop: &CancellationToken,
     ) -> Result<Self> {
+        let mut settings = settings.clone();
+        // What runs where nothing says it is told as well.
+        settings.drafting.get_or_insert(DraftingArg::Fixed);
         let of_engine = settings.clone();
         let loading = tokio::task::spawn_blocking(move || {
             loading::start_engine(&of_engine, DraftingArg::Fixed)
@@ -172,7 +178,7 @@ impl Subject {
             () = stop.cancelled() => return Err(Interrupted.into()),
             loaded = loading => loaded??,
         };
-        let info = serve::model_info(None, &loaded, settings);
+        let info = serve::model_info(None, &loaded, &settings);
         let LoadedEngine { model, handle, thread, .. } = loaded;
         let config = FrontendConfig::default();
         let engine = Frontend::new(config, handle, model.tokenizer.clone(), info);
@@ -194,10 +200,12 @@ impl Subject {
         self
     }
 
-    /// Makes sure that the requests can be answered, and notes how prompts are sent: a peer is
-    /// asked whether it takes ids.
-    pub(super) async fn take(&mut self, asked: &Asked) -> Result<()> {
-        let (name, n_tokens) = (&self.server.name, asked.longest());
+    /// Makes sure that the requests of all repeats can be answered, and notes how prompts are sent:
+    /// a peer is asked whether it takes ids.
+    pub(super) async fn take(&mut self, repeats: &[Asked]) -> Result<()> {
+        let Some(asked) = repeats.first() else { return Ok(()) };
+        let name = &self.server.name;
+        let n_tokens = repeats.iter().map(Asked::longest).max().unwrap_or_default();
         if let Some(most) = self.max_model_len {
             ensure!(
                 n_tokens <= most as usize,
@@ -224,6 +232,24 @@ impl Subject {
         }
         self.server.config["prompts"] = json!(told);
         Ok(())
+    }
+
+    /// Refuses more drafts a step than the server makes.
+    pub(super) fn ensure_drafts(&self, width: u32) -> Result<()> {
+        let most = self.server.config["num_speculative_tokens"].as_u64();
+        let most = most.context("--num-speculative-tokens: a peer's number is its own setting")?;
+        ensure!(
+            u64::from(width) <= most,
+            "--num-speculative-tokens {width}: the server makes {most} at most; start it with more"
+        );
+        Ok(())
+    }
+
+    /// What runs of so many drafts a step are called: there are fewer where they do not pay.
+    pub(super) fn drafts_label(&self, width: u32) -> String {
+        let is_fixed = self.server.config["settings"]["engine"]["drafting"] == "fixed";
+        let sign = if is_fixed || width == 0 { "=" } else { "<=" };
+        format!("k {sign} {width}")
     }
 
     /// Makes sure that the process is the one that it was.
@@ -284,6 +310,20 @@ fn checkpoint(model: &str) -> Fact<Checkpoint> {
     let of = |folder: &Path| Checkpoint::of(folder).map_err(|error| error.to_string());
     let folder = bundled_checkpoints::resolve(model, None).map_err(|error| error.to_string());
     folder.and_then(|folder| of(&folder)).into()
+}
+
+/// That of `--checkpoint`, which nobody can verify; none without it.
+fn as_given(args: &ProgramArgs) -> Option<Fact<Checkpoint>> {
+    let mut given = checkpoint(args.checkpoint.as_deref()?);
+    if let Fact::Known(checkpoint) = &mut given {
+        checkpoint.name += " (as given)";
+    }
+    Some(given)
+}
+
+fn is_this_program(program: &Path) -> bool {
+    let this = std::env::current_exe().and_then(std::fs::canonicalize).ok();
+    this.is_some() && std::fs::canonicalize(program).ok() == this
 }
 
 fn process_of(url: &str) -> ServerProcess {

@@ -4,6 +4,7 @@ mod peer;
 mod signals;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -31,6 +32,14 @@ impl Place {
         let mut command = tandem();
         command.arg("bench").args(args).arg("--output").arg(self.file());
         command
+    }
+
+    /// A program here that is this script.
+    fn program(&self, name: &str, script: &str) -> String {
+        let program = self.folder.path().join(name);
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        program.to_str().unwrap().to_owned()
     }
 
     fn result(&self) -> Value {
@@ -125,6 +134,7 @@ fn batches_are_measured_in_process() {
     assert!(run["generator"].is_null(), "{run}");
     let server = &result["provenance"]["servers"][0];
     assert_is_told(server, "tiny-dsv3");
+    assert_eq!(server["config"]["settings"]["engine"]["drafting"], "fixed", "what runs");
     assert_eq!((&server["address"], known(server, "threads")), (&"in process".into(), &1.into()));
     assert!(printed.contains("| batches of 2 | 3 |"), "{printed}");
 }
@@ -169,19 +179,21 @@ fn two_settings_of_two_programs_are_interleaved() {
     let drafts = |idx: usize| &servers[idx]["config"]["num_speculative_tokens"];
     assert_eq!((drafts(0), drafts(1)), (&3.into(), &0.into()));
     let hash = |idx: usize| &runs[idx]["workload"]["sha256"];
-    assert!((1..4).all(|idx| hash(idx) == hash(0)), "both are asked the same");
+    assert_eq!((hash(0), hash(2)), (hash(1), hash(3)), "both are asked the same");
+    assert_ne!(hash(0), hash(2), "and another time something else");
 }
 
 #[test]
 fn the_seed_protocol_runs_scaled_down_and_is_refused_where_it_does_not_fit() {
-    let args = ["seed-table", "--scale", "256", "--repeats", "1"];
+    let args = ["seed-table", "--scale", "256", "--repeats", "1", "--title", "Mine"];
     let (result, printed) = measure(&args);
     let runs = result["runs"].as_array().unwrap();
     let order: Vec<&str> = runs.iter().map(|run| run["server"].as_str().unwrap()).collect();
     assert_eq!(order[..3], ["off", "on", "off again"]);
     let expected: Vec<_> = [4, 32, 40].iter().flat_map(|n| [(16, 16 * n, 64); 3]).collect();
     assert_eq!(counts(&result), expected);
-    assert!(result["title"].as_str().unwrap().contains("scaled down by 256"), "{result}");
+    let title = result["title"].as_str().unwrap();
+    assert!(title.starts_with("Mine: ") && title.contains("scaled down by 256"), "{title}");
     let servers = result["provenance"]["servers"].as_array().unwrap();
     servers.iter().for_each(|server| assert_is_told(server, "tiny-glm52"));
     let shares: Vec<&Value> = servers.iter().map(|of| &of["config"]["index_share"]).collect();
@@ -202,4 +214,63 @@ fn what_cannot_be_measured_is_refused_by_name() {
         &["`tandem serve --max-num-seqs 0`", "--max-num-seqs"],
     );
     fail_with(&["bench", "latency", "--output-len", "100000"], &["100032 tokens", "shorter"]);
+}
+
+#[test]
+fn faults_of_flags_are_told_before_a_server_is_started() {
+    let serve = ["bench", "serve", "--start=--model nowhere"];
+    for (args, expected) in [
+        (&["--output", "a.md"][..], "beside the JSON"),
+        (&["--output", "Cargo.toml/a.json"], "--output Cargo.toml/a.json"),
+        (&["--request-rate=-1"], "--request-rate -1"),
+        (&["--dataset-path", "nowhere.jsonl"], "nowhere.jsonl"),
+        (&["--random-input-len", "0"], "--random-input-len"),
+    ] {
+        fail_with(&[&serve[..], args].concat(), &[expected]);
+    }
+    let sweep = ["bench", "sweep", "--start=--model nowhere", "--concurrencies", "1,4,1"];
+    fail_with(&sweep, &["--concurrencies: 1 is there twice"]);
+    let ab = ["bench", "ab", "--a", "http://127.0.0.1:1", "--b", "http://127.0.0.1:1"];
+    fail_with(&ab, &["one server"]);
+    fail_with(&["bench", "serve"], &["--url", "--port", "--start"]);
+    fail_with(
+        &["bench", "serve", "--port", "1", "--url", "http://127.0.0.1:1"],
+        &["cannot be used"],
+    );
+}
+
+#[test]
+fn a_sweep_names_what_it_drafts() {
+    let fixed = "sweep --concurrencies 1 --num-prompts 1 --random-input-len 4 --num-warmups 0 \
+                 --random-output-len 2";
+    let args = |start: &'static str, widths: &'static str| -> Vec<&'static str> {
+        let more = ["--start", start, "--num-speculative-tokens", widths];
+        fixed.split_whitespace().chain(more).collect()
+    };
+    let (result, _) = measure(&args("--model tiny-dsv3", "0,2"));
+    let servers = result["provenance"]["servers"].as_array().unwrap();
+    let names: Vec<&str> = servers.iter().map(|of| of["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["k = 0", "k <= 2"], "serve makes fewer where they do not pay");
+    let (result, _) = measure(&args("--model tiny-dsv3 --drafting fixed", "2"));
+    assert_eq!(result["runs"][0]["server"], "k = 2");
+    let most = args("--model tiny-dsv3 --num-speculative-tokens 1", "1,2");
+    fail_with(&[&["bench"], &most[..]].concat(), &["--num-speculative-tokens 2", "1 at most"]);
+}
+
+#[test]
+fn results_that_cannot_be_compared_are_no_regression() {
+    let compare = ["bench", "compare", "nowhere.json", "nowhere.json"];
+    assert_eq!(tandem().args(compare).output().unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn a_bundled_name_of_another_build_is_not_known() {
+    let place = Place::new();
+    let script = format!("#!/bin/sh\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_tandem"));
+    let other = place.program("other", &script);
+    let args = ["serve", "--start=--model tiny-dsv3", "--tandem", &other];
+    let few = "--repeats 1 --num-prompts 1 --random-output-len 2 --num-warmups 0";
+    let (result, _) = place.measure(&args.into_iter().chain(few.split(' ')).collect::<Vec<_>>());
+    let checkpoint = &result["provenance"]["servers"][0]["checkpoint"];
+    assert!(checkpoint["unknown"].as_str().unwrap().contains("--model a folder"), "{checkpoint}");
 }

@@ -2,8 +2,6 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -79,9 +77,8 @@ fn what_was_measured_is_kept_and_called_partial() {
 }
 
 /// A program that never listens, and says who it is in a file.
-fn mute(folder: &Path) -> String {
-    let program = folder.join("mute");
-    let pid = folder.join("pid");
+fn mute(place: &Place) -> String {
+    let pid = place.folder.path().join("pid");
     let script = format!(
         r#"#!/bin/sh
 case "$*" in
@@ -91,20 +88,18 @@ esac
 "#,
         pid.display()
     );
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    program.to_str().unwrap().to_owned()
+    place.program("mute", &script)
 }
 
 #[test]
 fn a_server_that_still_starts_is_stopped_and_there_is_no_result() {
     let place = Place::new();
-    let program = mute(place.folder.path());
+    let program = mute(&place);
     let mut command = place.command(&["serve", "--start=", "--tandem", &program]);
     let mut bench = Bench(command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
     let file = place.folder.path().join("pid");
     let pid = wait_for("the server", || fs::read_to_string(&file).ok());
-    bench.signal("-TERM");
+    bench.signal("-HUP");
     assert_eq!(bench.exit_code(), Some(130));
     wait_for("the server's end", || (!is_alive(pid.trim())).then_some(()));
     assert!(!place.file().exists());
