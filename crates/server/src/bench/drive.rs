@@ -72,6 +72,11 @@ pub(super) async fn sweep(args: &SweepArgs, context: Context) -> Result<()> {
     ensure_once("--concurrencies", &args.concurrencies)?;
     ensure_once("--input-lens", &args.input_lens)?;
     ensure_once("--num-speculative-tokens", &args.num_speculative_tokens)?;
+    let is_random = asked::dataset(&args.workload)? == DatasetArg::Random;
+    ensure!(
+        is_random || args.input_lens.is_empty(),
+        "--input-lens: the prompts of a file and built-in ones are as long as they are"
+    );
     let stop = context.stop.clone();
     let mut sitting = Sitting::new(context, &args.output, "Sweep")?;
     sitting.slo = args.workload.slo();
@@ -87,11 +92,6 @@ pub(super) async fn sweep(args: &SweepArgs, context: Context) -> Result<()> {
         [] => vec![args.workload.random_input_len],
         lengths => lengths.to_vec(),
     };
-    let is_random = asked::dataset(&args.workload)? == DatasetArg::Random;
-    ensure!(
-        is_random || args.input_lens.is_empty(),
-        "--input-lens: the prompts of a file and built-in ones are as long as they are"
-    );
     let mut settings = vec![];
     for (len, n) in lengths.iter().flat_map(|len| args.concurrencies.iter().map(move |n| (len, n)))
     {
