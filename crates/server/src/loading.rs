@@ -39,6 +39,8 @@ pub(crate) struct LoadedEngine {
     pub(crate) thread: EngineThread,
     /// Whether draft steps after the first reuse its selection of keys.
     pub(crate) index_share: bool,
+    /// What the model is computed on: `cpu`, or a GPU's name with its architecture.
+    pub(crate) device: String,
 }
 
 /// Reads everything of a checkpoint but its weights.
@@ -73,6 +75,11 @@ pub(crate) fn start_engine(args: &EngineSettings, drafting: DraftingArg) -> Resu
     tracing::info!(model = %dir.display(), ?dtype, load_format = ?format, "loading");
     let (share_sender, index_share) = mpsc::sync_channel(1);
     let gpu = open_gpu(&args.device)?;
+    let device = gpu.as_ref().map_or_else(
+        || "cpu".to_owned(),
+        |gpu| format!("{} ({})", gpu.info().name, gpu.info().arch),
+    );
+    tracing::info!(device, "running");
     let make_runner = move || -> Result<Box<dyn StepExecutor>> {
         // Whoever starts the engine waits for this and cannot have gone.
         let tell = |is_shared| {
@@ -90,7 +97,7 @@ pub(crate) fn start_engine(args: &EngineSettings, drafting: DraftingArg) -> Resu
     let config = EngineConfig { scheduler, max_queue_wait: args.max_queue_wait };
     let (handle, thread) = Engine::spawn(config, make_runner)?;
     let index_share = index_share.recv().expect("an engine that has started has its runner");
-    Ok(LoadedEngine { model, handle, thread, index_share })
+    Ok(LoadedEngine { model, handle, thread, index_share, device })
 }
 
 fn scheduler_config(
@@ -167,12 +174,7 @@ fn synthetic_acceptance(args: &EngineSettings) -> Result<Option<SyntheticAccepta
 /// The GPU that `device` names; `None` for the CPU.
 fn open_gpu(device: &str) -> Result<Option<Gpu>> {
     let choice: DeviceChoice = device.parse().context("--device")?;
-    let gpu = Gpu::open(&choice).context("--device")?;
-    if let Some(gpu) = &gpu {
-        let info = gpu.info();
-        tracing::info!(device = info.name, arch = info.arch, "running on a GPU");
-    }
-    Ok(gpu)
+    Gpu::open(&choice).context("--device")
 }
 
 /// The same on a GPU.

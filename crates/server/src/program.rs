@@ -7,9 +7,6 @@ use std::sync::LazyLock;
 
 use serving::ProgramInfo;
 
-/// What the model is computed on.
-const DEVICE: &str = "cpu";
-
 /// The package's version, with the commit that `cargo xtask` names when it builds.
 pub(crate) fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -22,12 +19,12 @@ pub(crate) fn version() -> &'static str {
     &VERSION
 }
 
-/// What clients are told, once an engine runs and its threads are decided.
-pub(crate) fn info() -> ProgramInfo {
+/// What clients are told, once an engine runs on `device` and its threads are decided.
+pub(crate) fn info(device: &str) -> ProgramInfo {
     let libtorch = libtorch_version().map(|version| ("libtorch".to_owned(), version));
     ProgramInfo {
         version: version().to_owned(),
-        device: DEVICE.to_owned(),
+        device: device.to_owned(),
         n_threads: u32::try_from(rayon::current_num_threads()).unwrap_or(u32::MAX),
         libraries: HashMap::from_iter(libtorch),
     }
@@ -54,7 +51,7 @@ mod tests {
 
     #[test]
     fn it_knows_what_it_computes_with() {
-        let info = info();
+        let info = info("cpu");
         assert!(info.version.starts_with(env!("CARGO_PKG_VERSION")));
         assert!(info.n_threads >= 1);
         // A tensor makes sure that the linker keeps the library.

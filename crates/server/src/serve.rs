@@ -146,7 +146,7 @@ fn stop_signal() -> Result<impl Future<Output = ()> + Send> {
 /// What clients are told of an engine; without a name, the model has that of its folder.
 pub(crate) fn model_info(
     name: Option<String>,
-    LoadedEngine { model, index_share, .. }: &LoadedEngine,
+    LoadedEngine { model, index_share, device, .. }: &LoadedEngine,
     settings: &EngineSettings,
 ) -> ModelInfo {
     let folder = || {
@@ -162,6 +162,6 @@ pub(crate) fn model_info(
         index_share: *index_share,
         synthetic_acceptance: settings.is_synthetic(),
         checkpoint_dir: Some(model.dir.clone()),
-        program: program::info(),
+        program: program::info(device),
     }
 }

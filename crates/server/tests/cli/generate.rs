@@ -266,4 +266,8 @@ fn bad_flags_are_refused_by_name() {
     let nine = with(&["--prompt", "a", "--num-speculative-tokens", "9"]);
     fail_with(&nine, &["num_speculative_tokens is 9", "at most 8"]);
     fail_with(&with(&["--prompt", "a", "--model", "tiny"]), &["`tiny`", "tiny-dsv3"]);
+    fail_with(&prompt(&["--device", "tpu"]), &["--device", "auto, cpu, cuda:N or rocm:N"]);
+    // No machine has so many.
+    fail_with(&prompt(&["--device", "rocm:4000"]), &["--device"]);
+    fail_with(&prompt(&["--gpu-memory-utilization", "1.5"]), &["above 0 and up to 1"]);
 }
