@@ -1,6 +1,8 @@
 //! Opening, memory, copies, errors and dropping.
 
-use gpu_runtime::{Api, DeviceChoice, Gpu, GpuError, GpuOptions, Libraries, Memory, elapsed_ms};
+use gpu_runtime::{
+    Api, DeviceChoice, Gpu, GpuError, GpuOptions, Inbox, Libraries, Memory, Outbox, elapsed_ms,
+};
 
 use crate::BOTH;
 use crate::libraries::Standin;
@@ -243,7 +245,7 @@ fn types_may_move_between_threads_as_documented() {
 
 #[test]
 fn what_is_sent_and_received_is_seen_when_it_is_there() {
-    let gpu = open();
+    let gpu = Standin::new(Api::Cuda).open();
     let stream = gpu.stream().unwrap();
     let mut buffer = gpu.alloc_zeroed::<i32>(3).unwrap();
     let mut outbox = Outbox::<i32>::new(&gpu, 4).unwrap();
