@@ -256,6 +256,18 @@ impl StepPlan {
         self.rows.push(row);
     }
 
+    /// Everything of `plan` but its rows and their tokens.
+    fn take_all_but_rows(&mut self, plan: &Self) {
+        self.clear();
+        self.step_id = plan.step_id;
+        self.copies.extend_from_slice(&plan.copies);
+        self.updates.extend_from_slice(&plan.updates);
+        self.blocks.extend_from_slice(&plan.blocks);
+        self.lookahead.extend_from_slice(&plan.lookahead);
+        self.setups.extend_from_slice(&plan.setups);
+        self.masks.extend_from_slice(&plan.masks);
+    }
+
     /// Fills `self` with `plan` as it is once the outcome of the step before is known: every row
     /// has its tokens and its exact `n_computed`. The outcome is `None` where that step failed;
     /// rows that continue it, or a row that failed alone, are left out.
@@ -265,14 +277,7 @@ impl StepPlan {
     /// If `plan` continues a row that `previous` does not have, did not sample, or has not as many
     /// drafts as are to be verified.
     pub fn resolve(&mut self, plan: &Self, previous: Option<&StepOutcome>) {
-        self.clear();
-        self.step_id = plan.step_id;
-        self.copies.extend_from_slice(&plan.copies);
-        self.updates.extend_from_slice(&plan.updates);
-        self.blocks.extend_from_slice(&plan.blocks);
-        self.lookahead.extend_from_slice(&plan.lookahead);
-        self.setups.extend_from_slice(&plan.setups);
-        self.masks.extend_from_slice(&plan.masks);
+        self.take_all_but_rows(plan);
         for row in &plan.rows {
             let (start, mut row) = (self.tokens.len(), *row);
             match row.source {
@@ -303,14 +308,7 @@ impl StepPlan {
     ///
     /// If they are of one that is kept.
     pub fn keep_rows(&mut self, plan: &Self, mut keep: impl FnMut(&PlanRow) -> bool) {
-        self.clear();
-        self.step_id = plan.step_id;
-        self.copies.extend_from_slice(&plan.copies);
-        self.updates.extend_from_slice(&plan.updates);
-        self.blocks.extend_from_slice(&plan.blocks);
-        self.lookahead.extend_from_slice(&plan.lookahead);
-        self.setups.extend_from_slice(&plan.setups);
-        self.masks.extend_from_slice(&plan.masks);
+        self.take_all_but_rows(plan);
         for row in plan.rows.iter().filter(|row| keep(row)) {
             assert_eq!(row.source, TokenSource::Host, "{}: tokens in flight", row.request_id);
             let tokens = Span::after(self.tokens.len(), row.tokens.range().len());

@@ -153,4 +153,20 @@ mod tests {
         let left_out = outcome.row(RequestId(5)).expect("every planned row is answered");
         assert!(outcome.tokens(left_out).is_empty());
     }
+
+    #[test]
+    fn parts_of_a_plan_have_their_rows_with_their_tokens() {
+        let mut plan = prompt();
+        let table = plan.update_table(1, 0, &[crate::BlockId(9)]);
+        plan.push_row(RequestId(6), SPEC, &[30], &[31], table);
+        let mut part = StepPlan::default();
+        part.keep_rows(&plan, |row| row.request_id == RequestId(6));
+        let row = part.rows()[0];
+        assert_eq!(
+            (part.rows().len(), part.tokens(&row), part.lookahead(&row)),
+            (1, &[30][..], &[31][..])
+        );
+        assert_eq!((part.n_queried(), row.token_span().range()), (1, 0..1));
+        assert!(part.table_updates().eq(plan.table_updates()));
+    }
 }
