@@ -35,7 +35,7 @@ class Terminal:
         if self.pid == 0:
             os.execve(self.command[0], self.command, self.environment)
         fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-        self.bytes, self.code = b"", None
+        self.bytes, self.code, self.is_open = b"", None, True
         return self
 
     def __exit__(self, kind, *_):
@@ -51,16 +51,23 @@ class Terminal:
         while select.select([self.terminal], [], [], 0)[0]:
             try:
                 read = os.read(self.terminal, 1 << 16)
-            except OSError:  # It has ended.
-                break
+            except OSError:
+                read = b""
             if not read:
+                self.is_open = False  # It has ended.
                 break
             self.bytes += read
         return self.bytes.decode(errors="replace")
 
     def wait_for(self, part, n=1):
         """Waits until it has written `part` at least `n` times."""
-        wait_until(lambda: self.text().count(part) >= n, f"{part!r}, {n} times")
+
+        def written():
+            is_written = self.text().count(part) >= n
+            assert is_written or self.is_open, f"it has ended without {part!r}, {n} times"
+            return is_written
+
+        wait_until(written, f"{part!r}, {n} times")
 
     def type(self, keys):
         os.write(self.terminal, keys.encode())

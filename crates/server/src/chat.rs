@@ -13,6 +13,7 @@ use settings::DraftingArg;
 use terminal::{Chat, ChatModel, ChatOptions, Editor, Engine, Lines, Paint, Piped};
 use tokenization::Tokenizer;
 use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
 use crate::cli::{ChatArgs, SamplingArgs};
@@ -79,9 +80,14 @@ fn chat(
     let stop = Arc::new(Notify::new());
     let mut chat = Chat::new(model, options, io::stdout(), Arc::clone(&stop));
     let mut lines: Box<dyn Lines> = if is_interactive {
-        // From here on Ctrl-C ends an answer, no longer the program.
+        // From here on Ctrl-C ends an answer, no longer the program. This must not wait for the
+        // task's first turn: the line editor puts back the handler that it met.
+        let mut interrupts = {
+            let _context = runtime.enter();
+            signal(SignalKind::interrupt()).context("watch for SIGINT")?
+        };
         runtime.spawn(async move {
-            while tokio::signal::ctrl_c().await.is_ok() {
+            while interrupts.recv().await.is_some() {
                 stop.notify_waiters();
             }
         });
