@@ -55,6 +55,7 @@ const CRATES: &[Crate] = &[
     known("engine-sim", 4, "control", &["engine-types", "kv-block-manager", "scheduler", "engine"]),
     known("bundled-checkpoints", 0, "shared", &[]),
     known("model-config", 0, "shared", &[]),
+    known("quantization", 0, "shared", &[]),
     known("batch-layout", 0, "device", &[]),
     known("gpu-runtime", 0, "device", &[]),
     known(
@@ -72,12 +73,17 @@ const CRATES: &[Crate] = &[
         ],
     ),
     known("gpu-kernels", 1, "device", &["gpu-runtime", "model-config"]),
-    known("kernels", 0, "device", &[]),
+    known("kernels", 1, "device", &["quantization"]),
     known("torch-ext", 0, "device", &[]),
     known("sampler", 1, "device", &["engine-types", "torch-ext"]),
-    known("weights", 1, "device", &["model-config", "torch-ext"]),
+    known("weights", 1, "device", &["model-config", "quantization", "torch-ext"]),
     known("attention-backends", 2, "device", &["batch-layout", "kernels", "torch-ext"]),
-    known("nn-layers", 2, "device", &["kernels", "model-config", "torch-ext", "weights"]),
+    known(
+        "nn-layers",
+        2,
+        "device",
+        &["kernels", "model-config", "quantization", "torch-ext", "weights"],
+    ),
     known(
         "spec-decode",
         3,
