@@ -54,6 +54,7 @@ const CRATES: &[Crate] = &[
     ),
     known("engine-sim", 4, "control", &["engine-types", "kv-block-manager", "scheduler", "engine"]),
     known("bundled-checkpoints", 0, "shared", &[]),
+    known("checkpoint-files", 0, "shared", &[]),
     known("model-config", 0, "shared", &[]),
     known("quantization", 0, "shared", &[]),
     known("batch-layout", 0, "device", &[]),
@@ -76,7 +77,12 @@ const CRATES: &[Crate] = &[
     known("kernels", 1, "device", &["quantization"]),
     known("torch-ext", 0, "device", &[]),
     known("sampler", 1, "device", &["engine-types", "torch-ext"]),
-    known("weights", 1, "device", &["model-config", "quantization", "torch-ext"]),
+    known(
+        "weights",
+        1,
+        "device",
+        &["checkpoint-files", "model-config", "quantization", "torch-ext"],
+    ),
     known("attention-backends", 2, "device", &["batch-layout", "kernels", "torch-ext"]),
     known(
         "nn-layers",
