@@ -1,5 +1,7 @@
 //! First stage: the fields of `config.json` as the file spells them.
 
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -170,9 +172,23 @@ impl RawConfig {
     }
 }
 
+/// Bytes that a config may have; those of published models have a few KB.
+const MAX_FILE_BYTES: u64 = 1 << 26;
+
+/// Reads a regular file of a bounded size: opening a FIFO would wait for its writer, and a device
+/// has no end.
 pub(crate) fn read(file: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(file)
-        .map_err(|source| ConfigError::Read { file: file.to_path_buf(), source })
+    let text = fs::metadata(file).and_then(|metadata| {
+        if !metadata.is_file() {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
+        }
+        if metadata.len() > MAX_FILE_BYTES {
+            let reason = format!("it has more than {MAX_FILE_BYTES} bytes");
+            return Err(io::Error::new(ErrorKind::FileTooLarge, reason));
+        }
+        fs::read_to_string(file)
+    });
+    text.map_err(|source| ConfigError::Read { file: file.to_path_buf(), source })
 }
 
 pub(crate) fn parse_object(file: &Path, text: &str) -> Result<Map<String, Value>, ConfigError> {
