@@ -3,6 +3,7 @@
 mod dsa;
 mod lite;
 mod moe;
+mod spellings;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,14 @@ fn workspace(path: &str) -> PathBuf {
 
 fn bundled(name: &str) -> PathBuf {
     workspace("crates/bundled-checkpoints/checkpoints").join(name)
+}
+
+/// A published config, as it is for a checkpoint in bfloat16.
+fn public(name: &str) -> Value {
+    let file = workspace("crates/model-config/tests/configs").join(format!("{name}.json"));
+    let mut object: Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+    object["quantization_config"] = Value::Null;
+    object
 }
 
 /// The bundled DeepSeek-V3 config with some fields replaced; null removes a field.
