@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::error::ConfigError;
 use crate::generation::GenerationConfig;
+use crate::quantization::QuantizationConfig;
 use crate::raw::RawConfig;
 
 /// Which model code runs a checkpoint.
@@ -87,6 +88,8 @@ pub struct ModelConfig {
     pub rope: RopeConfig,
     /// The mixture of experts; `None` if every layer is dense.
     pub moe: Option<MoeConfig>,
+    /// How weights are quantised; `None` if no tensor is.
+    pub quantization: Option<QuantizationConfig>,
 }
 
 /// Sizes of multi-head latent attention.

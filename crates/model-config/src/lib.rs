@@ -32,11 +32,14 @@
 //! ```
 
 mod config;
+mod diagnosis;
 mod dsa;
 mod error;
 mod expected_tensors;
+mod fields;
 mod generation;
 mod moe;
+mod quantization;
 mod raw;
 mod rope;
 mod summary;
@@ -49,8 +52,10 @@ pub use config::{
     Architecture, DsaConfig, ExpertChoice, IndexerKind, MlaConfig, ModelConfig, MoeConfig,
     RopeConfig, RouterScoring, StoredDtype, YarnConfig,
 };
+pub use diagnosis::ConfigDiagnosis;
 pub use error::ConfigError;
 pub use expected_tensors::{LoadDtype, TensorRole, TensorSpec};
 pub use generation::GenerationConfig;
+pub use quantization::{DeclaredFormats, QuantizationConfig, WeightFormat};
 pub use raw::RawConfig;
 pub use summary::{ConfigSummary, SparseSummary};

@@ -127,7 +127,7 @@ fn num_mtp_layers(raw: &RawConfig) -> usize {
 }
 
 /// `quant_method`, or "unnamed" if there is a quantisation without one.
-pub(crate) fn quant_method(raw: &RawConfig) -> Option<String> {
+fn quant_method(raw: &RawConfig) -> Option<String> {
     let quantization = raw.quantization_config.as_ref()?;
     let method = quantization.get("quant_method").and_then(|method| method.as_str());
     Some(method.unwrap_or("unnamed").to_owned())

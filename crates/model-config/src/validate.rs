@@ -4,9 +4,9 @@ use crate::config::{Architecture, MlaConfig, ModelConfig, StoredDtype};
 use crate::dsa::{LayerCounts, dsa};
 use crate::error::ConfigError;
 use crate::moe::moe;
+use crate::quantization::quantization;
 use crate::raw::RawConfig;
 use crate::rope::rope;
-use crate::summary::quant_method;
 
 const DEFAULT_MAX_POSITION_EMBEDDINGS: usize = 8_192;
 /// Larger counts of tokens and the like are mistakes. With the limits below, the bytes of all
@@ -58,6 +58,7 @@ impl ModelConfig {
             dsa: dsa(raw, architecture, &attention, n_layers)?,
             attention,
             rope: rope(raw)?,
+            quantization: quantization(raw)?,
             moe: moe(raw, n_layers)?,
         })
     }
@@ -101,13 +102,6 @@ fn default_rms_norm_eps(architecture: Architecture) -> f64 {
 }
 
 fn refuse_unsupported(raw: &RawConfig) -> Result<(), ConfigError> {
-    if let Some(method) = quant_method(raw) {
-        let reason = format!(
-            "asks for `{method}`: quantised checkpoints are not available yet; use a \
-             bfloat16, float16 or float32 checkpoint"
-        );
-        return Err(raw.unsupported("quantization_config", reason));
-    }
     for (field, value) in [("attention_bias", raw.attention_bias), ("mlp_bias", raw.mlp_bias)] {
         if value == Some(true) {
             return Err(raw.unsupported(field, "is true; only false is supported"));

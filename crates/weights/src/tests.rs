@@ -86,12 +86,7 @@ fn open_error(dir: &Path) -> WeightsError {
 }
 
 fn spec(name: &str, shape: &[usize]) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        shape: shape.to_vec(),
-        is_optional: false,
-        load_dtype: LoadDtype::Model,
-    }
+    TensorSpec::new(name, shape)
 }
 
 fn values(tensor: &Tensor) -> Vec<f32> {
