@@ -5,7 +5,8 @@ use model_config::RouterScoring::{Sigmoid, Softmax};
 use model_config::{Architecture, ConfigSummary, ExpertChoice, ModelConfig, RouterScoring};
 use model_config::{DsaConfig, StoredDtype};
 
-use crate::{published, raw, read, runnable};
+use crate::Outcome::{Refused, Runs};
+use crate::{MODELS, published, raw, read, runnable};
 
 struct Expected {
     name: &'static str,
@@ -222,6 +223,34 @@ fn a_refused_model_is_described() {
         let summary = ConfigSummary::new(&raw(&published(name)).unwrap());
         assert_eq!(summary.kv_bytes_per_token, Some(expected.kv_bytes), "{name}");
         assert_eq!(summary.num_mtp_layers, expected.sizes[4], "{name}");
+    }
+}
+
+/// `docs/models.md` has a row for each model, with what its config says.
+#[test]
+fn the_documented_table_is_true() {
+    let docs = include_str!("../../../../docs/models.md");
+    for &(name, outcome) in MODELS {
+        let is_row = |line: &&str| line.to_lowercase().starts_with(&format!("| {name} |"));
+        let row = docs.lines().find(is_row).unwrap_or_else(|| panic!("no row for {name}"));
+        let raw = raw(&published(name)).unwrap();
+        let summary = ConfigSummary::new(&raw);
+        let outcome = match outcome {
+            Runs => "runs".into(),
+            Refused(field, _) => format!("refused: `{field}`"),
+        };
+        let index_bytes = summary.sparse.as_ref().and_then(|sparse| sparse.index_bytes_per_token);
+        let expected = [
+            format!("`{}`", raw.model_type().unwrap()),
+            outcome,
+            summary.max_position_embeddings.unwrap().to_string(),
+            summary.kv_bytes_per_token.unwrap().to_string(),
+            index_bytes.map_or(String::new(), |bytes| bytes.to_string()),
+            summary.num_mtp_layers.to_string(),
+        ];
+        let cells: Vec<String> =
+            row.trim_matches('|').split('|').map(|cell| cell.trim().replace(',', "")).collect();
+        assert_eq!(cells[1..], expected, "{name}");
     }
 }
 
