@@ -58,4 +58,4 @@ pub use expected_tensors::{LoadDtype, TensorRole, TensorSpec};
 pub use generation::GenerationConfig;
 pub use quantization::{DeclaredFormats, QuantizationConfig, WeightFormat};
 pub use raw::RawConfig;
-pub use summary::{ConfigSummary, SparseSummary};
+pub use summary::{CacheBytes, ConfigSummary, SparseSummary};

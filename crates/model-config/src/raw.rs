@@ -52,12 +52,25 @@ macro_rules! raw_config {
         }
 
         impl RawConfig {
+            /// The fields of usable types, and the errors of the others.
             fn from_object(
                 file: PathBuf,
                 mut object: Map<String, Value>,
-            ) -> Result<Self, ConfigError> {
-                $(let $field = take(&file, &mut object, stringify!($field))?;)*
-                Ok(Self { file, $($field,)* })
+            ) -> (Self, Vec<ConfigError>) {
+                let mut errors = Vec::new();
+                $(let $field = take(&file, &mut object, stringify!($field)).unwrap_or_else(|error| {
+                    errors.push(error);
+                    None
+                });)*
+                (Self { file, $($field,)* }, errors)
+            }
+
+            /// Takes a field for absent; whether it was there.
+            pub(crate) fn forget(&mut self, field: &str) -> bool {
+                match field {
+                    $(stringify!($field) => self.$field.take().is_some(),)*
+                    _ => false,
+                }
             }
         }
     };
@@ -146,7 +159,15 @@ impl RawConfig {
     pub fn parse(text: &str, file: impl Into<PathBuf>) -> Result<Self, ConfigError> {
         let file = file.into();
         let object = parse_object(&file, text)?;
-        Self::from_object(file, object)
+        let (config, errors) = Self::from_object(file, object);
+        errors.into_iter().next().map_or(Ok(config), Err)
+    }
+
+    /// As [`RawConfig::load`], but fields of the wrong type are left out and their errors returned.
+    pub(crate) fn load_usable(dir: &Path) -> Result<(Self, Vec<ConfigError>), ConfigError> {
+        let file = dir.join("config.json");
+        let object = parse_object(&file, &read(&file)?)?;
+        Ok(Self::from_object(file, object))
     }
 
     /// `model_type`, if the file has it.

@@ -331,6 +331,13 @@ fn a_published_deepseek_v32_config_is_read() {
 fn a_summary_describes_sparse_attention() {
     let summary = ConfigSummary::new(&RawConfig::load(&bundled("tiny-glm52")).unwrap());
     assert_eq!(summary.architecture.as_deref(), Some("GlmMoeDsaForCausalLM"));
+    let cached = |value_bytes, fp8_index, drafting| {
+        let bytes = summary.cache_bytes_per_token(value_bytes, fp8_index, drafting).unwrap();
+        (bytes.kv, bytes.index)
+    };
+    assert_eq!(cached(2, false, true), (80 * 6 * 2, 32 * 4 * 2));
+    assert_eq!(cached(4, false, false), (80 * 5 * 4, 32 * 3 * 4));
+    assert_eq!(cached(2, true, false), (80 * 5 * 2, (32 + 4) * 3));
     assert_eq!((summary.refusal, summary.kv_bytes_per_token), (None, Some(80 * 6 * 2)));
     let expected = SparseSummary {
         index_topk: 64,
