@@ -102,3 +102,29 @@ fn fields_that_would_change_the_model_are_refused() {
 fn kimi_k2_is_deepseek_v3_by_another_name() {
     assert_eq!(valid(json!({"model_type": "kimi_k2"})), valid(json!({})));
 }
+
+#[test]
+fn two_fields_that_contradict_each_other_are_both_named() {
+    let yarn = json!({
+        "type": "yarn", "rope_type": "default", "factor": 4, "original_max_position_embeddings": 64
+    });
+    let new_rope = json!({"rope_type": "default", "rope_theta": 1e6});
+    let cases = [
+        (json!({"dtype": "float32"}), ["dtype", "torch_dtype"]),
+        (json!({"num_mtp_layers": 0}), ["num_nextn_predict_layers", "num_mtp_layers"]),
+        (json!({"rope_parameters": new_rope}), ["rope_theta", "rope_parameters.rope_theta"]),
+        (json!({"rope_scaling": yarn}), ["rope_scaling.rope_type", "rope_scaling.type"]),
+        (json!({"num_key_value_heads": 2}), ["num_key_value_heads", "num_attention_heads"]),
+        (json!({"qk_head_dim": 40}), ["qk_head_dim", "qk_nope_head_dim"]),
+        (json!({"topk_group": 5}), ["topk_group", "n_group"]),
+        (json!({"num_experts_per_tok": 9}), ["num_experts_per_tok", "topk_group"]),
+        (json!({"vocab_size": 1}), ["eos_token_id", "vocab_size"]),
+        (json!({"mlp_layer_types": vec!["dense"; 5]}), ["mlp_layer_types[1]", "first_k_dense_replace"]),
+        (json!({"mlp_layer_types": []}), ["mlp_layer_types", "num_hidden_layers"]),
+    ];
+    for (changes, [field, other]) in cases {
+        let error = config_with(&changes).unwrap_err();
+        assert_eq!(error.field(), Some(field), "{changes}: {error}");
+        assert!(error.to_string().contains(other), "{changes}: {error}");
+    }
+}
