@@ -119,7 +119,10 @@ fn two_fields_that_contradict_each_other_are_both_named() {
         (json!({"topk_group": 5}), ["topk_group", "n_group"]),
         (json!({"num_experts_per_tok": 9}), ["num_experts_per_tok", "topk_group"]),
         (json!({"vocab_size": 1}), ["eos_token_id", "vocab_size"]),
-        (json!({"mlp_layer_types": vec!["dense"; 5]}), ["mlp_layer_types[1]", "first_k_dense_replace"]),
+        (
+            json!({"mlp_layer_types": vec!["dense"; 5]}),
+            ["mlp_layer_types[1]", "first_k_dense_replace"],
+        ),
         (json!({"mlp_layer_types": []}), ["mlp_layer_types", "num_hidden_layers"]),
     ];
     for (changes, [field, other]) in cases {

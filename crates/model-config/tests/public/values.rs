@@ -3,7 +3,7 @@
 use model_config::ExpertChoice::{Greedy, GroupLimitedGreedy, NoauxTc};
 use model_config::RouterScoring::{Sigmoid, Softmax};
 use model_config::{Architecture, ConfigSummary, ExpertChoice, ModelConfig, RouterScoring};
-use model_config::{DsaConfig, StoredDtype};
+use model_config::{DsaConfig, StoredDtype, WeightFormat};
 
 use crate::Outcome::{Refused, Runs};
 use crate::{MODELS, published, raw, read, runnable};
@@ -208,6 +208,25 @@ fn check_index(config: &ModelConfig, expected: &Expected) {
     if name == "glm-5.2" {
         assert!((0..15).filter(|&idx| config.has_indexer(idx)).eq(full));
     }
+}
+
+#[test]
+fn fp8_changes_only_how_weights_are_stored() {
+    let mut n_fp8 = 0;
+    for expected in EXPECTED {
+        let fields = published(expected.name);
+        let Ok(config) = read(&fields) else { continue };
+        let formats = config.quantization.as_ref().map(|quantization| {
+            quantization.declared("model.layers.3.mlp.experts.0.up_proj.weight").formats
+        });
+        let block = WeightFormat::Fp8Block([128, 128]);
+        let is_fp8 = fields.contains_key("quantization_config");
+        assert_eq!(formats, is_fp8.then(|| vec![block]), "{}", expected.name);
+        let unquantised = ModelConfig { quantization: None, ..config };
+        assert_eq!(unquantised, read(&runnable(expected.name)).unwrap());
+        n_fp8 += usize::from(is_fp8);
+    }
+    assert_eq!(n_fp8, 5);
 }
 
 /// The summary of a model that cannot run has its sizes, grouped query attention included.
