@@ -11,7 +11,8 @@ use crate::raw::RawConfig;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Architecture {
-    /// DeepSeek-V3, R1, Moonlight and Kimi-K2: MLA attention, routed experts, MTP layers.
+    /// DeepSeek-V3, R1, Moonlight, Kimi-K2 and GLM-4.7-Flash: MLA attention, routed experts, MTP
+    /// layers.
     DeepseekV3,
     /// DeepSeek-V3.2: the same, and always sparse attention.
     DeepseekV32,

@@ -81,6 +81,13 @@ fn architecture(raw: &RawConfig) -> Result<Architecture, ConfigError> {
     match model_type {
         // Kimi-K2 is DeepSeek-V3 under a name of its own, as its `architectures` say.
         "deepseek_v3" | "kimi_k2" => Ok(Architecture::DeepseekV3),
+        // So is GLM-4.7-Flash: weights of one give the same logits in the other. But what its
+        // config leaves out has other defaults.
+        "glm4_moe_lite" if raw.rms_norm_eps.is_none() => Err(raw.missing("rms_norm_eps")),
+        "glm4_moe_lite" if raw.routed_scaling_factor.is_none() => {
+            Err(raw.missing("routed_scaling_factor"))
+        }
+        "glm4_moe_lite" => Ok(Architecture::DeepseekV3),
         "deepseek_v32" => Ok(Architecture::DeepseekV32),
         "glm_moe_dsa" => Ok(Architecture::GlmMoeDsa),
         _ => {

@@ -99,8 +99,19 @@ fn fields_that_would_change_the_model_are_refused() {
 }
 
 #[test]
-fn kimi_k2_is_deepseek_v3_by_another_name() {
-    assert_eq!(valid(json!({"model_type": "kimi_k2"})), valid(json!({})));
+fn two_types_are_deepseek_v3_by_another_name() {
+    for model_type in ["kimi_k2", "glm4_moe_lite"] {
+        assert_eq!(valid(json!({"model_type": model_type})), valid(json!({})), "{model_type}");
+    }
+    for field in ["rms_norm_eps", "routed_scaling_factor"] {
+        let mut changes = json!({"model_type": "kimi_k2"});
+        changes[field] = Value::Null;
+        valid(changes.clone());
+        changes["model_type"] = json!("glm4_moe_lite");
+        let error = config_with(&changes).unwrap_err();
+        assert!(matches!(error, ConfigError::Missing { .. }), "{error}");
+        assert_eq!(error.field(), Some(field));
+    }
 }
 
 #[test]

@@ -40,6 +40,7 @@ const PUBLISHED: &[Row] = &[
     ("kimi-k2-instruct", Target, 1_026_470_731_056.0, 0.07e9, "the files"),
     ("glm-4.5-air", Target, 106.85e9, 0.005e9, "the files without layer 46"),
     ("glm-4.5-air", Stored, 110_468_824_832.0, 0.0, "the files"),
+    ("glm-4.7-flash", Stored, 31_221_488_576.0, 0.0, "the files"),
     ("glm-5", Target, 744e9, 0.5e9, "model card"),
     ("glm-5", All, 753_864_139_008.0, 0.0, "the files"),
     ("glm-5.2", All, 753_329_940_480.0, 0.0, "the files"),

@@ -33,6 +33,7 @@ const MODELS: &[(&str, Outcome)] = &[
     ("moonlight-16b-a3b", Runs),
     ("kimi-k2-instruct", Runs),
     ("glm-4.5-air", OTHER_TYPE),
+    ("glm-4.7-flash", Runs),
     ("glm-5", Runs),
     ("glm-5.2", Runs),
 ];

@@ -131,6 +131,17 @@ const EXPECTED: &[Expected] = &[
         kv_bytes: 70_272,
         ..V3
     },
+    Expected {
+        name: "glm-4.7-flash",
+        architecture: Architecture::DeepseekV3,
+        sizes: [154_880, 2048, 10_240, 47, 1, 202_752],
+        attention: [20, 768, 512, 192, 64, 256],
+        experts: [64, 4, 1, 1536, 1, 1, 1],
+        weights: (1.8, true),
+        index: None,
+        kv_bytes: 55_296,
+        ..GLM5
+    },
     GLM5,
     Expected {
         name: "glm-5.2",
