@@ -118,8 +118,7 @@ impl PanelScales {
             Self::Outputs(scales) => scales[index].load(),
             Self::Exponents(exponents) => {
                 let (halves, _) = exponents[index].as_chunks::<LANES>();
-                let scale = |code| f32::from_bits(u32::from(code) << 23);
-                [0, 1].map(|half| V::load(&halves[half].map(scale)))
+                [V::load_e8m0(&halves[0]), V::load_e8m0(&halves[1])]
             }
         }
     }

@@ -80,6 +80,17 @@ impl F32x16 for Avx2 {
     }
 
     #[inline(always)]
+    fn load_e8m0(src: &[u8; LANES]) -> Self {
+        avx2!({
+            let half = |start: usize| {
+                let codes = _mm_loadl_epi64(src.as_ptr().add(start).cast());
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(codes)))
+            };
+            Self(half(0), half(8))
+        })
+    }
+
+    #[inline(always)]
     fn store(self, dst: &mut [f32; LANES]) {
         let ptr = dst.as_mut_ptr();
         avx2!({

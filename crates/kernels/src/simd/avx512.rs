@@ -78,6 +78,14 @@ impl F32x16 for Avx512 {
     }
 
     #[inline(always)]
+    fn load_e8m0(src: &[u8; LANES]) -> Self {
+        Self(avx512!({
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(src.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(codes))
+        }))
+    }
+
+    #[inline(always)]
     fn store(self, dst: &mut [f32; LANES]) {
         avx512!(_mm512_storeu_ps(dst.as_mut_ptr(), self.0));
     }

@@ -40,6 +40,8 @@ pub(crate) trait F32x16: Copy {
     /// The values of two vectors of E2M1 codes over [`CODE_FACTOR`]: the low halves of the bytes,
     /// and the high halves.
     fn load_e2m1_pair(src: &[u8; LANES]) -> [Self; 2];
+    /// The powers of two that E8M0 codes above 0 and below 255 stand for.
+    fn load_e8m0(src: &[u8; LANES]) -> Self;
     fn store(self, dst: &mut [f32; LANES]);
     fn add(self, rhs: Self) -> Self;
     fn sub(self, rhs: Self) -> Self;

@@ -53,6 +53,11 @@ impl F32x16 for Portable {
     }
 
     #[inline(always)]
+    fn load_e8m0(src: &[u8; LANES]) -> Self {
+        Self(src.map(|code| f32::from_bits(u32::from(code) << 23)))
+    }
+
+    #[inline(always)]
     fn store(self, dst: &mut [f32; LANES]) {
         *dst = self.0;
     }
