@@ -43,7 +43,6 @@ impl Libraries {
     /// # Errors
     ///
     /// [`GpuError::MissingLibrary`] in place of a library that cannot be loaded, in one line.
-    #[must_use]
     pub fn needed(&self, api: Api) -> [Result<String, GpuError>; 3] {
         let wanted = [Driver::wanted(api), Compiler::wanted(api), Blas::wanted(api)];
         wanted.map(|wanted| self.load(&wanted).map(|library| library.name))
