@@ -16,8 +16,8 @@ fn said(copy: &TempDir) -> String {
 fn l19_each_fault_has_its_words() {
     assert_eq!(
         said(&copied_without(|name| name == EH_PROJ)),
-        "drafting was asked for, but the MTP tensors are incomplete: DIR does not fit its config:\n  \
-         model.layers.5.eh_proj.weight is missing\n\
+        "drafting was asked for, but the MTP tensors are incomplete: DIR does not fit its \
+         config:\n  model.layers.5.eh_proj.weight is missing\n\
          set num_speculative_tokens to 0 to run without drafting"
     );
 
