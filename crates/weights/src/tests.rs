@@ -19,7 +19,6 @@ mod inspect;
 mod quantized;
 mod sparse;
 mod texts;
-mod texts;
 
 const SHARD_1: &str = "model-00001-of-00002.safetensors";
 const SHARD_2: &str = "model-00002-of-00002.safetensors";
