@@ -10,9 +10,9 @@
 //!   `%` does not format strings, methods of Python's `str` beyond those that templates use are
 //!   missing (an error names them), and numbers below 1e-4 or from 1e16 on are spelled differently,
 //!   except by `tojson`.
-//! * A template is not trusted: it has a bounded size, runs for a bounded number of steps, which also
-//!   pay for the bytes that it keeps, and writes a bounded text. It has the stack that values and
-//!   expressions need which are nested as deep as that allows.
+//! * A template is not trusted: it has a bounded size, runs for a bounded number of steps, which
+//!   also pay for the bytes that it keeps, and writes a bounded text. It has the stack that values
+//!   and expressions need which are nested as deep as that allows.
 //! * Messages are data. They are never read as templates, and no error quotes them.
 //!
 //! The text has the special tokens of the model in it, its beginning included: encode it without
