@@ -94,7 +94,8 @@ pub struct RenderOptions {
     pub add_generation_prompt: bool,
     /// Functions that the model may call: a list of JSON schemas.
     pub tools: Option<Value>,
-    /// Further variables of the template, such as `enable_thinking`; they hide special tokens.
+    /// Further variables of the template, such as `enable_thinking` and `documents`; they hide
+    /// special tokens.
     pub variables: BTreeMap<String, Value>,
 }
 
@@ -143,16 +144,15 @@ impl ChatTemplate {
         messages: &[M],
         options: &RenderOptions,
     ) -> Result<String, ChatTemplateError> {
-        let mut variables: BTreeMap<&str, Value> = BTreeMap::new();
+        let nothing = Value::from(());
+        let mut variables: BTreeMap<&str, Value> = [("documents", nothing.clone())].into();
         let tokens = self.special_tokens.iter();
         variables.extend(tokens.map(|(name, token)| (name.as_str(), Value::from(token))));
         let others = options.variables.iter();
         variables.extend(others.map(|(name, value)| (name.as_str(), value.clone())));
-        let nothing = Value::from(());
         let tools = options.tools.clone();
         variables.insert("messages", Value::from(Serde(messages)));
         variables.insert("add_generation_prompt", options.add_generation_prompt.into());
-        variables.insert("documents", nothing.clone());
         variables.insert("tools", tools.clone().unwrap_or(nothing));
 
         let name = match &self.with_tools {

@@ -133,10 +133,10 @@ impl Tokenizer {
     }
 
     /// A text with seams in whatever stands there like a control token, so that
-    /// [`encode_as_is`](Self::encode_as_is) finds text and no token there: for what users say, where
-    /// a template puts it among true ones. Control tokens are the special tokens, and the added ones
-    /// whose names begin with `<` or `[`; models give their marks either way. Others, such as
-    /// `/nothink` of GLM, are meant to be said.
+    /// [`encode_as_is`](Self::encode_as_is) finds text and no token there: for what users say,
+    /// where a template puts it among true ones. Control tokens are the special tokens, and the
+    /// added ones whose names begin with `<` or `[`; models give their marks either way. Others,
+    /// such as `/nothink` of GLM, are meant to be said.
     ///
     /// (transformers and vLLM take control tokens from anywhere in a conversation.)
     #[must_use]

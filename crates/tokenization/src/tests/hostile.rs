@@ -72,7 +72,10 @@ fn ids_are_bounded() {
 
 #[test]
 fn replacements_cannot_make_much_of_little() {
-    let replace = |n_bytes: usize| json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(n_bytes)});
+    let replace = |n_bytes: usize| {
+        let content = "a".repeat(n_bytes);
+        json!({"type": "Replace", "pattern": {"String": "a"}, "content": content})
+    };
     let decoder = json!({"type": "Sequence", "decoders":
         [replace(100_000), replace(100_000), replace(100_000)]});
     let error = error_of(&file(json!([]), decoder, bpe(json!({"b": 0, "a": 1}))));
