@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use gpu_model::{
-    CapturedStep, DecodeOptions, GpuModel, PassLimits, SlotRecord, StepGraphs, StepPart,
-    StepTimes, TableUpdate,
+    CapturedStep, DecodeOptions, GpuModel, PassLimits, SlotRecord, StepGraphs, StepPart, StepTimes,
+    TableUpdate,
 };
 use gpu_runtime::{DeviceChoice, Gpu};
 use half::bf16;

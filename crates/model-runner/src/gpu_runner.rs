@@ -89,6 +89,15 @@ fn load(
     })
 }
 
+/// The graphs of steps by their slots.
+fn described(captured: &[CapturedStep]) -> String {
+    let of = |step: &CapturedStep| {
+        let CapturedStep { n_slots, n_launches, n_bytes } = *step;
+        format!("{n_slots}: {n_launches} launches, {}", Size(n_bytes as u64))
+    };
+    captured.iter().map(of).collect::<Vec<_>>().join("; ")
+}
+
 struct Launched {
     plan: StepPlan,
     run: Run,
@@ -132,28 +141,26 @@ impl GpuRunner {
         let facts = (plan.num_mtp_layers, model.can_share_selection());
         let proposer = proposer(config, facts, options)?;
         let index_share = proposer.shares_index();
-        let captured = if plan.sizes.is_empty() { Ok(vec![]) } else {
-            model.prepare_decode(DecodeOptions {
-                num_speculative_tokens: drafts,
-                index_share,
-                sizes: plan.sizes.clone(),
-                graphs: if options.gpu_graphs { StepGraphs::Whole } else { StepGraphs::None },
-                is_forced: options.synthetic_acceptance.is_some(),
-            })
+        let captured = match &plan.sizes[..] {
+            [] => vec![],
+            sizes => model
+                .prepare_decode(DecodeOptions {
+                    num_speculative_tokens: drafts,
+                    index_share,
+                    sizes: sizes.to_vec(),
+                    graphs: if options.gpu_graphs { StepGraphs::Whole } else { StepGraphs::None },
+                    is_forced: options.synthetic_acceptance.is_some(),
+                })
+                .map_err(ModelError::from)?,
         };
-        let captured = captured.map_err(ModelError::from)?;
-        let graphs: Vec<String> = captured.iter().map(|step| {
-            let CapturedStep { n_slots, n_launches, n_bytes } = *step;
-            format!("{n_slots}: {n_launches} launches, {}", Size(n_bytes as u64))
-        }).collect();
         tracing::info!(
             device = gpu.info().name,
             num_blocks = limits.num_blocks,
             weights_and_workspace = %Size(loaded),
             of_plan = %Size(plan.memory.weights + plan.memory.workspace),
             free = %Size(free()?),
-            "runner ready on the GPU; graphs by slots: {}",
-            graphs.join("; ")
+            graphs = described(&captured),
+            "runner ready on the GPU"
         );
         let subject = Subject::Gpu(GpuSubject::new(model));
         let runner = Runner::of(subject, limits, proposer, options);

@@ -229,7 +229,8 @@ impl<E: Elem> Case<E> {
             *entry = -1;
         }
         ensure!(lacking.tables != self.batch.tables, "no sequence has two blocks");
-        let same = self.run(mla, stream, &lacking, 0)? == zeroed.run(mla, stream, &self.batch, 0)?;
+        let same =
+            self.run(mla, stream, &lacking, 0)? == zeroed.run(mla, stream, &self.batch, 0)?;
         ensure!(same, "a block that a table lacks is not zeros");
         Ok(())
     }

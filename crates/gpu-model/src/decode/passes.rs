@@ -5,9 +5,9 @@ use gpu_kernels::{
 };
 use gpu_runtime::{Buffer, GpuError, View};
 
+use super::Decoder;
 use super::state::State;
 use super::timing::StepPart;
-use super::Decoder;
 use crate::device::PassLimits;
 use crate::layer::Keys;
 use crate::loader::Element;
@@ -175,7 +175,13 @@ impl<E: Element> GpuModel<E> {
         }
         let n_propose = buffers.n_propose.slice(..n_slots);
         let rows = buffers.single.first_mut((n_slots, n_slots));
-        device.step.single(stream, (&slots, step, step.checked_sub(1)), &emitted, n_propose, rows)?;
+        device.step.single(
+            stream,
+            (&slots, step, step.checked_sub(1)),
+            &emitted,
+            n_propose,
+            rows,
+        )?;
         let pass = buffers.single.pass((n_slots, n_slots), tables, (max_len, 1));
         if step == 0 {
             let rows = buffers.last_row.slice(..n_slots);

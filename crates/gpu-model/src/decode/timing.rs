@@ -24,7 +24,11 @@ impl StepPart {
     #[must_use]
     pub fn all(n_drafts: usize) -> Vec<Self> {
         let drafts = (0..n_drafts).map(Self::Draft);
-        [Self::Begin, Self::Verify, Self::Sample].into_iter().chain(drafts).chain([Self::Advance]).collect()
+        [Self::Begin, Self::Verify, Self::Sample]
+            .into_iter()
+            .chain(drafts)
+            .chain([Self::Advance])
+            .collect()
     }
 }
 

@@ -148,14 +148,12 @@ impl MemoryPlan {
     /// The sum that does not fit.
     #[must_use]
     pub fn shortage(&self) -> String {
-        let items = self.items().map(|(name, bytes)| format!("{name} {}", Size(bytes)));
-        let (taken, free, spared) = (self.taken(), Size(self.free), Size(self.spared));
-        let room = Size(self.free - self.spared);
+        let items = self.items().map(|(name, bytes)| format!("{name} ({})", Size(bytes)));
+        let [room, free, spared] = [self.free - self.spared, self.free, self.spared].map(Size);
+        let (items, taken) = (items.join(" + "), Size(self.taken()));
         format!(
-            "{} are {}, and the GPU has room for {room}: {free} are free, of which {spared} are \
-             spared",
-            items.join(" + "),
-            Size(taken)
+            "{items} = {taken}, and the GPU has room for {room}: {free} are free, of which \
+             {spared} are spared"
         )
     }
 }
@@ -163,7 +161,8 @@ impl MemoryPlan {
 impl fmt::Display for MemoryPlan {
     /// A table, a line for each item.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut line = |name: &str, bytes| write!(f, "\n  {name:36} {:>12}", Size(bytes).to_string());
+        let mut line =
+            |name: &str, bytes| write!(f, "\n  {name:36} {:>12}", Size(bytes).to_string());
         line("free", self.free)?;
         self.items().iter().try_for_each(|(name, bytes)| line(name, *bytes))?;
         line("left", self.left().unwrap_or_default())?;

@@ -280,10 +280,12 @@ fn a_few_requests_leave_the_rest_free() {
 fn what_does_not_fit_is_refused_with_the_sum() {
     let small = RunnerOptions { gpu_memory_utilization: 0.001, ..RunnerOptions::default() };
     let large = RunnerOptions { num_blocks: Some(1 << 20), ..RunnerOptions::default() };
-    for (options, room, blocks) in [(small, "0.0 KiB", "1 KV blocks"), (large, "9.00 GiB", "1048576 KV")] {
+    for (options, room, blocks) in
+        [(small, "0.0 KiB", "1 KV blocks"), (large, "9.00 GiB", "1048576 KV")]
+    {
         let error = plan(9 * GIB, &options).unwrap_err().to_string();
         assert!(error.contains(&format!("the GPU has room for {room}: ")), "{error}");
-        let parts = ["weights ", " + workspace ", " + libraries 256.0 MiB + 7 graphs ", blocks];
+        let parts = ["weights (", " + workspace (", " + libraries (256.0 MiB) + 7 graphs ", blocks];
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         assert!(error.contains("; raise gpu_memory_utilization, or lower max_num_seqs"), "{error}");
     }
