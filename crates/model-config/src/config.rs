@@ -4,13 +4,15 @@ use std::path::Path;
 
 use crate::error::ConfigError;
 use crate::generation::GenerationConfig;
+use crate::quantization::QuantizationConfig;
 use crate::raw::RawConfig;
 
 /// Which model code runs a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Architecture {
-    /// DeepSeek-V3 and R1: MLA attention, routed experts, MTP layers.
+    /// DeepSeek-V3, R1, Moonlight, Kimi-K2 and GLM-4.7-Flash: MLA attention, routed experts, MTP
+    /// layers.
     DeepseekV3,
     /// DeepSeek-V3.2: the same, and always sparse attention.
     DeepseekV32,
@@ -87,6 +89,8 @@ pub struct ModelConfig {
     pub rope: RopeConfig,
     /// The mixture of experts; `None` if every layer is dense.
     pub moe: Option<MoeConfig>,
+    /// How weights are quantised; `None` if no tensor is.
+    pub quantization: Option<QuantizationConfig>,
 }
 
 /// Sizes of multi-head latent attention.

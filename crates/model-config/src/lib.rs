@@ -9,10 +9,11 @@
 //! after every contradiction was refused. [`ConfigSummary`] describes any raw config, also one
 //! that this version cannot run.
 //!
-//! **Invariants** of a [`ModelConfig`]: no size is zero; the experts divide evenly into their
-//! groups and the kept groups hold enough of them to choose from; the rotated part of a head is
-//! even; sparse attention has a query latent to index with and a first layer that selects; a scaled
-//! rope has a factor of at least 1; every end-of-sequence id is in the vocabulary.
+//! **Invariants** of a [`ModelConfig`]: no size is zero, and none so large that the bytes of all
+//! tensors overflow; the experts divide evenly into their groups and the kept groups hold enough of
+//! them to choose from; the rotated part of a head is even; sparse attention has a query latent to
+//! index with and a first layer that selects; a scaled rope has a factor of at least 1; every
+//! end-of-sequence id is in the vocabulary.
 //!
 //! ```
 //! use model_config::{ModelConfig, RawConfig};
@@ -31,11 +32,14 @@
 //! ```
 
 mod config;
+mod diagnosis;
 mod dsa;
 mod error;
 mod expected_tensors;
+mod fields;
 mod generation;
 mod moe;
+mod quantization;
 mod raw;
 mod rope;
 mod summary;
@@ -48,8 +52,10 @@ pub use config::{
     Architecture, DsaConfig, ExpertChoice, IndexerKind, MlaConfig, ModelConfig, MoeConfig,
     RopeConfig, RouterScoring, StoredDtype, YarnConfig,
 };
+pub use diagnosis::ConfigDiagnosis;
 pub use error::ConfigError;
 pub use expected_tensors::{LoadDtype, TensorRole, TensorSpec};
 pub use generation::GenerationConfig;
+pub use quantization::{DeclaredFormats, QuantizationConfig, WeightFormat};
 pub use raw::RawConfig;
-pub use summary::{ConfigSummary, SparseSummary};
+pub use summary::{CacheBytes, ConfigSummary, SparseSummary};

@@ -1,5 +1,7 @@
 //! First stage: the fields of `config.json` as the file spells them.
 
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -7,6 +9,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::error::ConfigError;
+
+/// Below it every whole float is one integer.
+const WHOLE_FLOATS_MAX: f64 = (1u64 << 53) as f64;
+/// Of a value that an error shows.
+const SHOWN_CHARS: usize = 100;
 
 /// One id or a list of them, both found in the field `eos_token_id`.
 #[derive(Clone, Debug, Deserialize)]
@@ -45,12 +52,25 @@ macro_rules! raw_config {
         }
 
         impl RawConfig {
+            /// The fields of usable types, and the errors of the others.
             fn from_object(
                 file: PathBuf,
                 mut object: Map<String, Value>,
-            ) -> Result<Self, ConfigError> {
-                $(let $field = take(&file, &mut object, stringify!($field))?;)*
-                Ok(Self { file, $($field,)* })
+            ) -> (Self, Vec<ConfigError>) {
+                let mut errors = Vec::new();
+                $(let $field = take(&file, &mut object, stringify!($field)).unwrap_or_else(|error| {
+                    errors.push(error);
+                    None
+                });)*
+                (Self { file, $($field,)* }, errors)
+            }
+
+            /// Takes a field for absent; whether it was there.
+            pub(crate) fn forget(&mut self, field: &str) -> bool {
+                match field {
+                    $(stringify!($field) => self.$field.take().is_some(),)*
+                    _ => false,
+                }
             }
         }
     };
@@ -111,6 +131,11 @@ raw_config! {
     index_skip_topk_offset: usize,
     index_share_for_mtp_iteration: bool,
     quantization_config: Map<String, Value>,
+    text_config: Value,
+    vision_config: Value,
+    mlp_bias: bool,
+    sliding_window: Value,
+    swiglu_limit: Value,
 }
 
 impl RawConfig {
@@ -134,7 +159,15 @@ impl RawConfig {
     pub fn parse(text: &str, file: impl Into<PathBuf>) -> Result<Self, ConfigError> {
         let file = file.into();
         let object = parse_object(&file, text)?;
-        Self::from_object(file, object)
+        let (config, errors) = Self::from_object(file, object);
+        errors.into_iter().next().map_or(Ok(config), Err)
+    }
+
+    /// As [`RawConfig::load`], but fields of the wrong type are left out and their errors returned.
+    pub(crate) fn load_usable(dir: &Path) -> Result<(Self, Vec<ConfigError>), ConfigError> {
+        let file = dir.join("config.json");
+        let object = parse_object(&file, &read(&file)?)?;
+        Ok(Self::from_object(file, object))
     }
 
     /// `model_type`, if the file has it.
@@ -160,9 +193,23 @@ impl RawConfig {
     }
 }
 
+/// Bytes that a config may have; those of published models have a few KB.
+const MAX_FILE_BYTES: u64 = 1 << 26;
+
+/// Reads a regular file of a bounded size: opening a FIFO would wait for its writer, and a device
+/// has no end.
 pub(crate) fn read(file: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(file)
-        .map_err(|source| ConfigError::Read { file: file.to_path_buf(), source })
+    let text = fs::metadata(file).and_then(|metadata| {
+        if !metadata.is_file() {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
+        }
+        if metadata.len() > MAX_FILE_BYTES {
+            let reason = format!("it has more than {MAX_FILE_BYTES} bytes");
+            return Err(io::Error::new(ErrorKind::FileTooLarge, reason));
+        }
+        fs::read_to_string(file)
+    });
+    text.map_err(|source| ConfigError::Read { file: file.to_path_buf(), source })
 }
 
 pub(crate) fn parse_object(file: &Path, text: &str) -> Result<Map<String, Value>, ConfigError> {
@@ -176,11 +223,36 @@ pub(crate) fn take<T: DeserializeOwned>(
     object: &mut Map<String, Value>,
     field: &str,
 ) -> Result<Option<T>, ConfigError> {
-    let Some(value) = object.remove(field) else { return Ok(None) };
-    let text = value.to_string();
+    let Some(mut value) = object.remove(field) else { return Ok(None) };
+    let text = shortened(&value);
+    use_whole_numbers(&mut value);
     serde_json::from_value(value).map_err(|error| ConfigError::Invalid {
         file: file.to_path_buf(),
         field: field.into(),
         reason: format!("has the unusable value {text}: {error}"),
     })
+}
+
+/// A count may be written as a float, `4096.0` or `1e6`, if it is whole.
+fn use_whole_numbers(value: &mut Value) {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            let is_whole = |x: &f64| x.fract() == 0.0 && x.abs() < WHOLE_FLOATS_MAX;
+            if let Some(whole) = number.as_f64().filter(is_whole) {
+                *value = Value::from(whole as i64);
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(use_whole_numbers),
+        _ => {}
+    }
+}
+
+/// What an error shows of a value: lists can have an entry for each layer.
+fn shortened(value: &Value) -> String {
+    let mut text = value.to_string();
+    if let Some((end, _)) = text.char_indices().nth(SHOWN_CHARS) {
+        text.truncate(end);
+        text.push_str("...");
+    }
+    text
 }

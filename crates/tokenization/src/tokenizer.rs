@@ -1,17 +1,25 @@
 //! A model folder's tokenizer.
 
-use std::fs;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use checkpoint_files::read_bounded;
 use engine_types::TokenId;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::decoder::IncrementalDecoder;
 use crate::error::TokenizationError;
 use crate::output_text::{OutputText, StopRules, StopTextDetector};
 use crate::pieces::{DecodeRules, PieceTable};
+
+/// Bytes that a file may have; the vocabularies of the largest have some 40 MB.
+const MAX_FILE_BYTES: u64 = 1 << 28;
+
+/// Ids that a tokenizer may have: each costs memory, whether a token has it or not.
+const MAX_IDS: u32 = 1 << 24;
 
 /// Turns text into token ids and back, as a model folder's files say.
 #[derive(Debug)]
@@ -47,21 +55,31 @@ impl Tokenizer {
     /// If a file cannot be read or understood; each error names the file.
     pub fn load(folder: &Path) -> Result<Self, TokenizationError> {
         let path = folder.join("tokenizer.json");
-        let bytes = read(&path)?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| {
-            TokenizationError::Malformed { path: path.clone(), message: error.to_string() }
-        })?;
+        let mut tokenizer = Self::from_json(&read(&path)?, &path)?;
+        tokenizer.bos_token_id = load_bos(folder, &tokenizer.inner)?;
+        Ok(tokenizer)
+    }
+
+    /// Reads the content of a `tokenizer.json`; `path` is what errors call it. No prompt starts
+    /// with a token that the file itself does not add.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be understood, or has ids or texts that would take too much memory.
+    pub fn from_json(json: &[u8], path: &Path) -> Result<Self, TokenizationError> {
+        let malformed =
+            |message: String| TokenizationError::Malformed { path: path.to_owned(), message };
+        // The library panics at a file that is cut, and loses where.
+        serde_json::from_slice::<IgnoredAny>(json).map_err(|error| malformed(error.to_string()))?;
+        let parsed = unless_it_panics(|| tokenizers::Tokenizer::from_bytes(json));
+        let mut inner = parsed.map_err(malformed)?;
         // A prompt that is too long is refused by whoever knows the limit, never cut silently.
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| TokenizationError::Malformed {
-            path: path.clone(),
-            message: error.to_string(),
-        })?;
-        let pieces = Arc::new(piece_table(&inner, &path)?);
-        let bos_token_id = load_bos(folder, &inner)?;
+        inner.with_truncation(None).map_err(|error| malformed(error.to_string()))?;
+        let pieces = Arc::new(piece_table(&inner, path)?);
         // A name holds at least one byte for each byte of text.
         let max_token_bytes = inner.get_vocab(true).keys().map(String::len).max().unwrap_or(1);
-        Ok(Self { inner, pieces, bos_token_id, max_token_bytes })
+        Ok(Self { inner, pieces, bos_token_id: None, max_token_bytes })
     }
 
     /// Like [`load`](Self::load); `None` where `folder` has no `tokenizer.json`.
@@ -90,11 +108,7 @@ impl Tokenizer {
     ///
     /// If the tokenizer refuses the text.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, true)
-            .map_err(|error| TokenizationError::Encode(error.to_string()))?;
-        let mut ids = encoding.get_ids().to_vec();
+        let mut ids = self.encode_with(text, true)?;
         if let Some(bos) = self.bos_token_id
             && ids.first() != Some(&bos)
         {
@@ -110,9 +124,17 @@ impl Tokenizer {
     ///
     /// If the tokenizer refuses the text.
     pub fn encode_as_is(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
-        let encoding = self.inner.encode_fast(text, false);
-        let encoding = encoding.map_err(|error| TokenizationError::Encode(error.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        self.encode_with(text, false)
+    }
+
+    /// The ids of `text`, with what the post-processor adds or without.
+    fn encode_with(
+        &self,
+        text: &str,
+        is_processed: bool,
+    ) -> Result<Vec<TokenId>, TokenizationError> {
+        let encoding = unless_it_panics(|| self.inner.encode_fast(text, is_processed));
+        Ok(encoding.map_err(TokenizationError::Encode)?.get_ids().to_vec())
     }
 
     /// The text of `ids`; special tokens have no text if `skip_special_tokens`.
@@ -169,7 +191,7 @@ impl Tokenizer {
     /// One more than the largest id that a token has.
     #[must_use]
     pub fn n_ids(&self) -> u32 {
-        n_ids(&self.inner)
+        self.pieces.n_ids()
     }
 
     /// Most bytes of text that one token stands for; a text of more than `n` times as many bytes
@@ -186,28 +208,44 @@ impl Tokenizer {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TokenizationError> {
-    fs::read(path).map_err(|source| TokenizationError::Read { path: path.to_owned(), source })
+/// What the library makes, or why it does not. It panics at a `tokenizer.json` whose parts contradict
+/// each other, be it when this is read or when a text needs them.
+fn unless_it_panics<T>(make: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(make)) {
+        Ok(made) => made.map_err(|error| error.to_string()),
+        Err(_) => Err("the parts of tokenizer.json contradict each other".to_owned()),
+    }
 }
 
-fn n_ids(inner: &tokenizers::Tokenizer) -> u32 {
-    inner.get_vocab(true).values().max().map_or(0, |id| id + 1)
+fn read(path: &Path) -> Result<Vec<u8>, TokenizationError> {
+    read_bounded(path, MAX_FILE_BYTES)
+        .map_err(|source| TokenizationError::Read { path: path.to_owned(), source })
 }
 
 fn piece_table(
     inner: &tokenizers::Tokenizer,
     path: &Path,
 ) -> Result<PieceTable, TokenizationError> {
-    let decoder = serde_json::to_value(inner.get_decoder()).map_err(|error| {
-        TokenizationError::Malformed { path: path.to_owned(), message: error.to_string() }
-    })?;
+    let malformed = |message| TokenizationError::Malformed { path: path.to_owned(), message };
+    let decoder =
+        serde_json::to_value(inner.get_decoder()).map_err(|error| malformed(error.to_string()))?;
     let rules = DecodeRules::parse(&decoder)
         .map_err(|what| TokenizationError::UnsupportedDecoder { path: path.to_owned(), what })?;
+    let last = inner.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
+    let n_ids = match last {
+        None => 0,
+        Some((_, id)) if id < MAX_IDS => id + 1,
+        Some((name, id)) => {
+            let reason = format!("the token {name:?} has the id {id}; it must be below {MAX_IDS}");
+            return Err(malformed(reason));
+        }
+    };
     let added = inner.get_added_tokens_decoder();
-    Ok(PieceTable::new(rules, n_ids(inner), |id| {
+    let name_of = |id| {
         let special = added.get(&id).is_some_and(|token| token.special);
         inner.id_to_token(id).map(|name| (name, special))
-    }))
+    };
+    PieceTable::new(rules, n_ids, name_of).map_err(malformed)
 }
 
 /// The id that prompts start with, if `tokenizer_config.json` asks for one.

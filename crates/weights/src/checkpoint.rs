@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use checkpoint_files::{Index, read_bounded};
 use model_config::{ModelConfig, TensorSpec};
-use serde::Deserialize;
 
 use crate::error::{Misplaced, Misshapen, WeightsError};
-use crate::load::kind_of;
 use crate::shard::{Entry, Shard};
+use crate::storage;
 
 /// What a header says about a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,14 +31,9 @@ pub struct TensorInfo<'a> {
 /// The files must not be modified while it lives; see [`torch_ext::mmap::map_file`].
 pub struct Checkpoint {
     dir: PathBuf,
-    shards: Vec<Shard>,
+    shards: Vec<Arc<Shard>>,
     /// Shard of each tensor of the checkpoint.
     shard_of: BTreeMap<String, usize>,
-}
-
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
 }
 
 impl Checkpoint {
@@ -60,7 +56,7 @@ impl Checkpoint {
         }
         let shard = Shard::open(single)?;
         let shard_of = shard.entries.keys().map(|name| (name.clone(), 0)).collect();
-        Ok(Self { dir, shards: vec![shard], shard_of })
+        Ok(Self { dir, shards: vec![Arc::new(shard)], shard_of })
     }
 
     fn open_indexed(dir: PathBuf, index: &Path) -> Result<Self, WeightsError> {
@@ -71,7 +67,8 @@ impl Checkpoint {
         if !absent.is_empty() {
             return Err(WeightsError::ShardsAbsent { index: index.to_path_buf(), absent });
         }
-        let shards = files.into_iter().map(Shard::open).collect::<Result<Vec<_>, _>>()?;
+        let open = |file| Shard::open(file).map(Arc::new);
+        let shards = files.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let idx_of: BTreeMap<&String, usize> = names.into_iter().zip(0..).collect();
         let mut misplaced = Vec::new();
         let mut shard_of = BTreeMap::new();
@@ -120,44 +117,42 @@ impl Checkpoint {
         })
     }
 
-    pub(crate) fn entry(&self, name: &str) -> Option<(&Shard, &Entry)> {
+    pub(crate) fn entry(&self, name: &str) -> Option<(&Arc<Shard>, &Entry)> {
         let shard = &self.shards[*self.shard_of.get(name)?];
         Some((shard, &shard.entries[name]))
     }
 
     /// Checks that every required tensor is there, and every tensor that is there has its expected
-    /// shape and a dtype that can be loaded. Reads no tensor data.
+    /// shape and can be read, with a scale that fits where it is quantised. Reads no tensor data.
     ///
     /// # Errors
     ///
     /// [`WeightsError::Unfit`], listing every tensor at fault.
     pub fn check(&self, expected: &[TensorSpec]) -> Result<(), WeightsError> {
-        let mut missing = Vec::new();
-        let mut misshapen = Vec::new();
-        let mut unsupported = Vec::new();
+        let (mut missing, mut misshapen, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
         for spec in expected {
-            let Some(info) = self.tensor_info(&spec.name) else {
+            let Some(stored) = self.stored(spec) else {
                 if !spec.is_optional {
                     missing.push(spec.name.clone());
                 }
                 continue;
             };
-            if kind_of(info.dtype).is_none() {
-                unsupported.push((spec.name.clone(), format!("{:?}", info.dtype)));
+            if let Err(fault) = stored.storage {
+                unreadable.push((spec.name.clone(), fault));
             }
-            if info.shape != spec.shape {
+            if stored.info.shape != stored.shape {
                 misshapen.push(Misshapen {
-                    name: spec.name.clone(),
-                    file: info.file.to_path_buf(),
-                    shape: info.shape.to_vec(),
-                    expected: spec.shape.clone(),
+                    name: stored.info.name.to_owned(),
+                    file: stored.info.file.to_path_buf(),
+                    shape: stored.info.shape.to_vec(),
+                    expected: stored.shape,
                 });
             }
         }
-        if missing.is_empty() && misshapen.is_empty() && unsupported.is_empty() {
+        if missing.is_empty() && misshapen.is_empty() && unreadable.is_empty() {
             return Ok(());
         }
-        Err(WeightsError::Unfit { dir: self.dir.clone(), missing, misshapen, unsupported })
+        Err(WeightsError::Unfit { dir: self.dir.clone(), missing, misshapen, unreadable })
     }
 
     /// Checks that the checkpoint can draft: its config has MTP layers and all their tensors are
@@ -177,27 +172,20 @@ impl Checkpoint {
         })
     }
 
-    /// Names of the tensors that are in the checkpoint but not expected, sorted.
+    /// Names of the tensors that are in the checkpoint but neither expected nor scales of those,
+    /// sorted.
     #[must_use]
     pub fn leftovers(&self, expected: &[TensorSpec]) -> Vec<&str> {
-        let expected: BTreeSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
+        let expected: BTreeSet<String> =
+            expected.iter().flat_map(|spec| storage::names_of(&spec.name)).collect();
         let names = self.shard_of.keys().map(String::as_str);
-        names.filter(|name| !expected.contains(name)).collect()
+        names.filter(|name| !expected.contains(*name)).collect()
     }
 }
 
 fn read_index(file: &Path) -> Result<Index, WeightsError> {
-    let text = std::fs::read_to_string(file)
+    let text = read_bounded(file, Index::MAX_BYTES)
         .map_err(|source| WeightsError::Read { file: file.to_path_buf(), source })?;
-    let index: Index = serde_json::from_str(&text)
-        .map_err(|source| WeightsError::BadIndex { file: file.to_path_buf(), source })?;
-    // A shard lies in the checkpoint's own folder.
-    let is_plain = |shard: &&String| Path::new(shard.as_str()).file_name() == Some(shard.as_ref());
-    match index.weight_map.values().find(|shard| !is_plain(shard)) {
-        None => Ok(index),
-        Some(shard) => {
-            let (file, shard) = (file.to_path_buf(), shard.clone());
-            Err(WeightsError::ShardOutside { file, shard })
-        }
-    }
+    Index::parse(&text)
+        .map_err(|source| WeightsError::BadIndex { file: file.to_path_buf(), source })
 }

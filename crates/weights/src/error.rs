@@ -3,7 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use quantization::QuantizationError;
 use torch_ext::TensorError;
+
+use crate::storage::StorageFault;
 
 /// A tensor that the index puts into a shard that does not hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,19 +49,12 @@ pub enum WeightsError {
         /// What the operating system said.
         source: std::io::Error,
     },
-    /// The index is not a JSON object with a `weight_map` of file names.
+    /// The index is not a JSON object with a `weight_map` of plain file names.
     BadIndex {
         /// Which file.
         file: PathBuf,
-        /// What the JSON reader said.
-        source: serde_json::Error,
-    },
-    /// The index names a shard outside the checkpoint's folder.
-    ShardOutside {
-        /// The index.
-        file: PathBuf,
-        /// The shard, as the index names it.
-        shard: String,
+        /// What is wrong with it.
+        source: checkpoint_files::IndexError,
     },
     /// The index names shards that are not in the folder.
     ShardsAbsent {
@@ -72,7 +68,7 @@ pub enum WeightsError {
         /// Which shard.
         file: PathBuf,
         /// What is wrong with it.
-        source: safetensors::SafeTensorError,
+        source: checkpoint_files::HeaderError,
     },
     /// A shard is shorter or longer than its header says.
     BadLength {
@@ -92,7 +88,7 @@ pub enum WeightsError {
         /// The tensors.
         misplaced: Vec<Misplaced>,
     },
-    /// Tensors that the model needs are missing, misshapen, or of a dtype that cannot be loaded.
+    /// Tensors that the model needs are missing, misshapen, or stored in a way that cannot be read.
     Unfit {
         /// The checkpoint folder.
         dir: PathBuf,
@@ -100,8 +96,8 @@ pub enum WeightsError {
         missing: Vec<String>,
         /// Tensors of the wrong shape.
         misshapen: Vec<Misshapen>,
-        /// Tensors of an unsupported dtype, with its safetensors name.
-        unsupported: Vec<(String, String)>,
+        /// Tensors that cannot be read as they are stored.
+        unreadable: Vec<(String, StorageFault)>,
     },
     /// Drafting needs MTP tensors that the checkpoint does not bring.
     MtpIncomplete {
@@ -127,6 +123,22 @@ pub enum WeightsError {
         /// The shard that holds it.
         file: PathBuf,
         /// What libtorch said.
+        source: TensorError,
+    },
+    /// The codes and scales of a tensor are no matrix.
+    Quantization {
+        /// The tensor.
+        name: String,
+        /// The shard that holds the scales.
+        file: PathBuf,
+        /// What is wrong.
+        source: QuantizationError,
+    },
+    /// A tensor could not be moved to a device.
+    Device {
+        /// The tensor.
+        name: String,
+        /// What libtorch said.
         source: tch::TchError,
     },
     /// A dummy tensor could not be made.
@@ -150,12 +162,6 @@ impl fmt::Display for WeightsError {
             Self::BadIndex { file, source } => {
                 write!(f, "{} is not a safetensors index: {source}", file.display())
             }
-            Self::ShardOutside { file, shard } => write!(
-                f,
-                "{} names the shard `{shard}`, which is no plain file name: shards lie beside \
-                 their index",
-                file.display()
-            ),
             Self::ShardsAbsent { index, absent } => {
                 write!(f, "{} names files that are not there:", index.display())?;
                 absent.iter().try_for_each(|file| write!(f, " {}", file.display()))
@@ -175,13 +181,11 @@ impl fmt::Display for WeightsError {
                 write!(f, "{} names shards that lack the tensor:", index.display())?;
                 misplaced.iter().try_for_each(|tensor| write!(f, "\n  {tensor}"))
             }
-            Self::Unfit { dir, missing, misshapen, unsupported } => {
+            Self::Unfit { dir, missing, misshapen, unreadable } => {
                 write!(f, "{} does not fit its config:", dir.display())?;
                 missing.iter().try_for_each(|name| write!(f, "\n  {name} is missing"))?;
                 misshapen.iter().try_for_each(|tensor| write!(f, "\n  {tensor}"))?;
-                unsupported.iter().try_for_each(|(name, dtype)| {
-                    write!(f, "\n  {name} is {dtype}; only F32, F16 and BF16 can be loaded")
-                })
+                unreadable.iter().try_for_each(|(name, fault)| write!(f, "\n  {name} {fault}"))
             }
             Self::MtpIncomplete { source, .. } => {
                 write!(f, "drafting was asked for, but the MTP tensors are incomplete: {source}")?;
@@ -197,6 +201,10 @@ impl fmt::Display for WeightsError {
             Self::Tensor { name, file, source } => {
                 write!(f, "cannot load {name} from {}: {source}", file.display())
             }
+            Self::Quantization { name, file, source } => {
+                write!(f, "cannot load {name} with its scales from {}: {source}", file.display())
+            }
+            Self::Device { name, source } => write!(f, "cannot move {name}: {source}"),
             Self::Dummy { name, source } => write!(f, "cannot make {name}: {source}"),
         }
     }
@@ -227,6 +235,8 @@ impl std::error::Error for WeightsError {
             Self::BadHeader { source, .. } => Some(source),
             Self::MtpIncomplete { source, .. } => Some(source.as_ref()),
             Self::Tensor { source, .. } => Some(source),
+            Self::Quantization { source, .. } => Some(source),
+            Self::Device { source, .. } => Some(source),
             Self::Dummy { source, .. } => Some(source),
             _ => None,
         }

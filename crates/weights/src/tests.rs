@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use model_config::{ConfigError, LoadDtype, ModelConfig, RawConfig, TensorRole, TensorSpec};
 use safetensors::tensor::TensorView;
@@ -14,6 +15,7 @@ use tempfile::TempDir;
 use crate::*;
 
 mod dummy;
+mod quantized;
 mod sparse;
 
 const SHARD_1: &str = "model-00001-of-00002.safetensors";
@@ -85,12 +87,7 @@ fn open_error(dir: &Path) -> WeightsError {
 }
 
 fn spec(name: &str, shape: &[usize]) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        shape: shape.to_vec(),
-        is_optional: false,
-        load_dtype: LoadDtype::Model,
-    }
+    TensorSpec::new(name, shape)
 }
 
 fn values(tensor: &Tensor) -> Vec<f32> {
@@ -100,8 +97,8 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 /// The names that an [`WeightsError::Unfit`] lists as missing.
 fn missing_of(error: &WeightsError) -> BTreeSet<String> {
     match error {
-        WeightsError::Unfit { missing, misshapen, unsupported, .. } => {
-            assert!(misshapen.is_empty() && unsupported.is_empty(), "{error}");
+        WeightsError::Unfit { missing, misshapen, unreadable, .. } => {
+            assert!(misshapen.is_empty() && unreadable.is_empty(), "{error}");
             missing.iter().cloned().collect()
         }
         WeightsError::MtpIncomplete { source, .. } => missing_of(source),
@@ -172,7 +169,7 @@ fn load_whole(name: &str) -> (Vec<TensorSpec>, TensorMap) {
 fn a_whole_checkpoint_loads_and_routers_stay_float32() {
     let (expected, mut loaded) = load_whole("tiny-dsv3");
     for spec in &expected {
-        let Some(tensor) = loaded.take_optional(&spec.name) else {
+        let Some(tensor) = loaded.take_optional(&spec.name).unwrap() else {
             assert!(spec.is_optional, "{}", spec.name);
             continue;
         };
@@ -257,14 +254,30 @@ fn l19_a_deleted_shard_is_named() {
 
 #[test]
 fn a_shard_outside_the_folder_is_refused_by_its_name() {
-    for outside in ["../model.safetensors", "/etc/hostname", "sub/model.safetensors", ".."] {
+    for outside in ["../model.safetensors", "/etc/hostname"] {
         let copy = copied();
         edit_index(copy.path(), |weight_map| {
             weight_map.insert("lm_head.weight".into(), outside.into());
         });
         let error = open_error(copy.path());
-        assert!(matches!(error, WeightsError::ShardOutside { .. }), "{error}");
-        assert!(error.to_string().contains(outside), "{error}");
+        assert!(matches!(error, WeightsError::BadIndex { .. }), "{error}");
+        assert!(error.to_string().contains(INDEX) && error.to_string().contains(outside));
+    }
+}
+
+#[test]
+fn what_is_no_file_is_never_opened() {
+    for name in [SHARD_1, INDEX] {
+        let copy = copied();
+        let file = copy.path().join(name);
+        fs::remove_file(&file).unwrap();
+        // Opening it would wait for a writer.
+        assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let expected = format!("cannot read {}: it is not a regular file", file.display());
+        assert_eq!(open_error(copy.path()).to_string(), expected);
+        fs::remove_file(&file).unwrap();
+        fs::create_dir(&file).unwrap();
+        assert_eq!(open_error(copy.path()).to_string(), expected);
     }
 }
 

@@ -23,14 +23,20 @@ const fn known(
 /// Every member. A new crate or edge is an architectural change: it is added here, in its manifest
 /// and in ARCHITECTURE.md at once.
 const CRATES: &[Crate] = &[
-    known("chat-template", 0, "control", &[]),
+    known("chat-template", 1, "control", &["checkpoint-files"]),
     known("engine-types", 0, "control", &[]),
     known("grpc-api", 0, "control", &[]),
     known("settings", 0, "control", &[]),
     known("kv-block-manager", 1, "control", &["engine-types"]),
-    known("tokenization", 1, "control", &["engine-types"]),
+    known("tokenization", 1, "control", &["checkpoint-files", "engine-types"]),
     known("scheduler", 2, "control", &["engine-types", "kv-block-manager"]),
     known("grammar", 2, "control", &["engine-types", "tokenization"]),
+    known(
+        "fuzz",
+        2,
+        "control",
+        &["chat-template", "checkpoint-files", "model-config", "tokenization"],
+    ),
     known("engine", 3, "control", &["engine-types", "scheduler"]),
     known(
         "serving",
@@ -54,7 +60,9 @@ const CRATES: &[Crate] = &[
     ),
     known("engine-sim", 4, "control", &["engine-types", "kv-block-manager", "scheduler", "engine"]),
     known("bundled-checkpoints", 0, "shared", &[]),
+    known("checkpoint-files", 0, "shared", &[]),
     known("model-config", 0, "shared", &[]),
+    known("quantization", 0, "shared", &[]),
     known("batch-layout", 0, "device", &[]),
     known("gpu-runtime", 0, "device", &[]),
     known(
@@ -72,12 +80,22 @@ const CRATES: &[Crate] = &[
         ],
     ),
     known("gpu-kernels", 1, "device", &["gpu-runtime", "model-config"]),
-    known("kernels", 0, "device", &[]),
+    known("kernels", 1, "device", &["quantization"]),
     known("torch-ext", 0, "device", &[]),
     known("sampler", 1, "device", &["engine-types", "torch-ext"]),
-    known("weights", 1, "device", &["model-config", "torch-ext"]),
+    known(
+        "weights",
+        1,
+        "device",
+        &["checkpoint-files", "model-config", "quantization", "torch-ext"],
+    ),
     known("attention-backends", 2, "device", &["batch-layout", "kernels", "torch-ext"]),
-    known("nn-layers", 2, "device", &["kernels", "model-config", "torch-ext", "weights"]),
+    known(
+        "nn-layers",
+        2,
+        "device",
+        &["kernels", "model-config", "quantization", "torch-ext", "weights"],
+    ),
     known(
         "spec-decode",
         3,
