@@ -192,6 +192,8 @@ fn refuse(options: &RunnerOptions) -> Result<(), RunnerError> {
         "the reference attention; give attention auto"
     } else if options.max_num_batched_tokens > MAX_ROWS {
         "max_num_batched_tokens above 65535"
+    } else if options.max_num_seqs.saturating_mul(options.num_speculative_tokens + 1) > MAX_ROWS {
+        "max_num_seqs whose tokens and drafts are above 65535 rows"
     } else {
         return Ok(());
     };

@@ -273,7 +273,17 @@ fn a_few_requests_leave_the_rest_free() {
     assert_eq!(plan.memory.graphs, 0);
     let table = plan.memory.to_string();
     assert_eq!(table.lines().count(), 9, "{table}");
-    assert!(table.contains("  spared                                   1.00 GiB"), "{table}");
+    assert!(table.contains("\n  spared                                1024.0 MiB"), "{table}");
+}
+
+#[test]
+fn more_rows_than_a_kernel_can_have_are_refused() {
+    let seqs = RunnerOptions { max_num_seqs: 65_536, ..RunnerOptions::default() };
+    let tokens = RunnerOptions { max_num_batched_tokens: 65_536, ..RunnerOptions::default() };
+    for (options, name) in [(seqs, "max_num_seqs"), (tokens, "max_num_batched_tokens")] {
+        let error = plan(9 * GIB, &options).unwrap_err().to_string();
+        assert!(error.contains(&format!("a GPU does not run {name}")), "{error}");
+    }
 }
 
 #[test]
