@@ -6,7 +6,7 @@ use nn_layers::{
     RmsNorm,
 };
 use tch::Tensor;
-use weights::TensorMap;
+use weights::{LoadedWeight, TensorMap, WeightsError};
 
 use crate::decoder_layer::{DecoderLayer, FeedForward};
 use crate::error::LoadError;
@@ -25,7 +25,16 @@ impl LayerBuilder<'_> {
     }
 
     pub(crate) fn linear(&mut self, name: &str) -> Result<Linear, LoadError> {
-        Ok(Linear::new(&self.weight(name)?, self.ops)?)
+        Ok(Linear::new(self.matrix(name)?, self.ops)?)
+    }
+
+    /// The same, if the checkpoint has one.
+    pub(crate) fn optional_linear(&mut self, name: &str) -> Result<Option<Linear>, LoadError> {
+        match self.linear(name) {
+            Ok(linear) => Ok(Some(linear)),
+            Err(LoadError::Weights(WeightsError::NotLoaded { .. })) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// The layer that a checkpoint calls `model.layers.{layer_idx}`.
@@ -48,29 +57,29 @@ impl LayerBuilder<'_> {
     fn attention(&mut self, prefix: &str) -> Result<MlaProjections, LoadError> {
         let config = self.config;
         let has_q_latent = config.attention.q_lora_rank.is_some();
-        let mut weight = |name: &str| self.weight(&format!("{prefix}.{name}"));
+        let name = |name: &str| format!("{prefix}.{name}");
         let weights = MlaWeights {
-            q_a: weight(if has_q_latent { "q_a_proj" } else { "q_proj" })?,
+            q_a: self.matrix(&name(if has_q_latent { "q_a_proj" } else { "q_proj" }))?,
             q_b: if has_q_latent {
-                Some((weight("q_a_layernorm")?, weight("q_b_proj")?))
+                Some((self.weight(&name("q_a_layernorm"))?, self.matrix(&name("q_b_proj"))?))
             } else {
                 None
             },
-            kv_a: weight("kv_a_proj_with_mqa")?,
-            kv_a_norm: weight("kv_a_layernorm")?,
-            kv_b: weight("kv_b_proj")?,
-            o: weight("o_proj")?,
+            kv_a: self.matrix(&name("kv_a_proj_with_mqa"))?,
+            kv_a_norm: self.weight(&name("kv_a_layernorm"))?,
+            kv_b: self.weight(&name("kv_b_proj"))?,
+            o: self.matrix(&name("o_proj"))?,
         };
         Ok(MlaProjections::new(&weights, &config.attention, config.rms_norm_eps, self.ops)?)
     }
 
     fn indexer(&mut self, prefix: &str) -> Result<Indexer, LoadError> {
         let dsa = self.config.dsa.as_ref().expect("an indexer belongs to sparse attention");
-        let mut weight = |name: &str| self.weight(&format!("{prefix}.{name}"));
-        let (q, k, k_norm) = (weight("wq_b")?, weight("wk")?, weight("k_norm")?);
-        let head_weights = weight("weights_proj")?;
-        let bias = self.tensors.take(&format!("{prefix}.k_norm.bias"))?;
-        let weights = IndexerWeights { q, k, k_norm: (k_norm, bias), head_weights };
+        let name = |name: &str| format!("{prefix}.{name}");
+        let (q, k) = (self.matrix(&name("wq_b"))?, self.matrix(&name("wk"))?);
+        let head_weights = self.weight(&name("weights_proj"))?;
+        let k_norm = (self.weight(&name("k_norm"))?, self.tensors.take(&name("k_norm.bias"))?);
+        let weights = IndexerWeights { q, k, k_norm, head_weights };
         Ok(Indexer::new(&weights, dsa, self.ops)?)
     }
 
@@ -99,12 +108,18 @@ impl LayerBuilder<'_> {
     }
 
     fn mlp(&mut self, prefix: &str) -> Result<GatedMlp, LoadError> {
-        let mut weight = |name: &str| self.weight(&format!("{prefix}.{name}"));
-        let weights = [weight("gate_proj")?, weight("up_proj")?, weight("down_proj")?];
-        Ok(GatedMlp::new(weights.each_ref(), self.ops)?)
+        let mut matrix = |name: &str| self.matrix(&format!("{prefix}.{name}"));
+        let weights = [matrix("gate_proj")?, matrix("up_proj")?, matrix("down_proj")?];
+        Ok(GatedMlp::new(weights, self.ops)?)
     }
 
+    /// A weight in the dtype that the model computes in.
     fn weight(&mut self, name: &str) -> Result<Tensor, LoadError> {
         Ok(self.tensors.take(&format!("{name}.weight"))?)
+    }
+
+    /// The weight of a linear layer, which may stay quantised.
+    fn matrix(&mut self, name: &str) -> Result<LoadedWeight, LoadError> {
+        Ok(self.tensors.take_weight(&format!("{name}.weight"))?)
     }
 }

@@ -99,11 +99,11 @@ impl LoadedModel {
 pub fn load(dir: &Path, options: LoadOptions) -> Result<LoadedModel, LoadError> {
     let config = ModelConfig::load(dir)?;
     let LoadOptions { device, dtype, format, drafting, ops } = options;
-    let mut builder = LayerBuilder {
-        config: &config,
-        tensors: weights::load(dir, &config, format, drafting, (device, dtype.kind()))?,
-        ops: ops.unwrap_or_else(|| Ops::for_device(device)),
-    };
+    let ops = ops.unwrap_or_else(|| Ops::for_device(device));
+    let tensors = weights::load(dir, &config, format, drafting, (device, dtype.kind()))?;
+    // Fused layers decode as they compute; plain ones would hold the values.
+    let tensors = tensors.keep_packed(ops == Ops::Fused);
+    let mut builder = LayerBuilder { config: &config, tensors, ops };
     let (target, mtp) = match config.architecture {
         Architecture::DeepseekV3 | Architecture::DeepseekV32 | Architecture::GlmMoeDsa => {
             let target = DeepseekV3::build(&mut builder)?;

@@ -6,6 +6,7 @@ mod index_share;
 mod made;
 mod mtp;
 mod oracle;
+mod quantized;
 mod softmax;
 
 use std::collections::HashMap;

@@ -208,8 +208,8 @@ impl Tokenizer {
     }
 }
 
-/// What the library makes, or why it does not. It panics at a `tokenizer.json` whose parts contradict
-/// each other, be it when this is read or when a text needs them.
+/// What the library makes, or why it does not. It panics at a `tokenizer.json` whose parts
+/// contradict each other, be it when this is read or when a text needs them.
 fn unless_it_panics<T>(make: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(make)) {
         Ok(made) => made.map_err(|error| error.to_string()),
