@@ -184,6 +184,11 @@ impl fmt::Display for Size {
     }
 }
 
+/// Rows of the largest decode step.
+fn max_num_rows(options: &RunnerOptions) -> u32 {
+    options.max_num_seqs.saturating_mul(options.num_speculative_tokens.saturating_add(1))
+}
+
 /// Refuses what runs on the CPU alone.
 fn refuse(options: &RunnerOptions) -> Result<(), RunnerError> {
     let reason = if options.index_cache_dtype != IndexCacheDtype::Auto {
@@ -192,7 +197,7 @@ fn refuse(options: &RunnerOptions) -> Result<(), RunnerError> {
         "the reference attention; give attention auto"
     } else if options.max_num_batched_tokens > MAX_ROWS {
         "max_num_batched_tokens above 65535"
-    } else if options.max_num_seqs.saturating_mul(options.num_speculative_tokens + 1) > MAX_ROWS {
+    } else if max_num_rows(options) > MAX_ROWS {
         "max_num_seqs whose tokens and drafts are above 65535 rows"
     } else {
         return Ok(());
