@@ -46,8 +46,8 @@ fn published(name: &str) -> Fields {
     serde_json::from_str(&text).expect("it is a JSON object")
 }
 
-/// The config of the same model in bfloat16, and of the type of DeepSeek-V3 where it is DeepSeek-V2,
-/// whose layers are the same but for the router.
+/// The config of the same model in bfloat16. DeepSeek-V2 is read as V3: its layers are the same but
+/// for the router.
 fn runnable(name: &str) -> Fields {
     let mut fields = published(name);
     fields.remove("quantization_config");
