@@ -10,9 +10,9 @@
 //!   `%` does not format strings, methods of Python's `str` beyond those that templates use are
 //!   missing (an error names them), and numbers below 1e-4 or from 1e16 on are spelled differently,
 //!   except by `tojson`.
-//! * A template is not trusted: it has a bounded size, runs for a bounded number of steps, which also
-//!   pay for the bytes that it keeps, and writes a bounded text. It has the stack that values and
-//!   expressions need which are nested as deep as that allows.
+//! * A template is not trusted: it has a bounded size, runs for a bounded number of steps, which
+//!   also pay for the bytes that it keeps, and writes a bounded text. It has the stack that values
+//!   and expressions need which are nested as deep as that allows.
 //! * Messages are data. They are never read as templates, and no error quotes them.
 //!
 //! The text has the special tokens of the model in it, its beginning included: encode it without
@@ -94,7 +94,8 @@ pub struct RenderOptions {
     pub add_generation_prompt: bool,
     /// Functions that the model may call: a list of JSON schemas.
     pub tools: Option<Value>,
-    /// Further variables of the template, such as `enable_thinking`; they hide special tokens.
+    /// Further variables of the template, such as `enable_thinking` and `documents`; they hide
+    /// special tokens.
     pub variables: BTreeMap<String, Value>,
 }
 
@@ -143,16 +144,15 @@ impl ChatTemplate {
         messages: &[M],
         options: &RenderOptions,
     ) -> Result<String, ChatTemplateError> {
-        let mut variables: BTreeMap<&str, Value> = BTreeMap::new();
+        let nothing = Value::from(());
+        let mut variables: BTreeMap<&str, Value> = [("documents", nothing.clone())].into();
         let tokens = self.special_tokens.iter();
         variables.extend(tokens.map(|(name, token)| (name.as_str(), Value::from(token))));
         let others = options.variables.iter();
         variables.extend(others.map(|(name, value)| (name.as_str(), value.clone())));
-        let nothing = Value::from(());
         let tools = options.tools.clone();
         variables.insert("messages", Value::from(Serde(messages)));
         variables.insert("add_generation_prompt", options.add_generation_prompt.into());
-        variables.insert("documents", nothing.clone());
         variables.insert("tools", tools.clone().unwrap_or(nothing));
 
         let name = match &self.with_tools {

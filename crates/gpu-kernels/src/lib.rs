@@ -20,8 +20,8 @@
 //! and write the functions as methods of [`Kernels`] in that module. These sources are one
 //! translation unit behind `portable.cuh`: what a source does not share lies in a namespace of its
 //! own, and kernels, which are `extern "C"`, have names that are unique there. A source whose sizes
-//! the compiler must know (attention, indexer) is a unit of its own, built for those sizes by a type
-//! of its own. `cargo xtask test rocm` compiles every unit for AMD's devices.
+//! the compiler must know (attention, indexer) is a unit of its own, built for those sizes by a
+//! type of its own. `cargo xtask test rocm` compiles every unit for AMD's devices.
 //!
 //! # Example
 //!
