@@ -2,6 +2,7 @@
 
 mod diagnosis;
 mod dsa;
+mod hostile;
 mod lite;
 mod moe;
 mod spellings;
