@@ -377,8 +377,8 @@ impl<E: Element> Work<E> {
             });
             Workspace::new(gpu, sizes, moe, max_rows)
         };
-        let PassLimits { max_rows, max_seqs, max_len, max_window, block_size, .. } = *limits;
-        let most = max_rows.max(max_seqs * max_window);
+        let PassLimits { max_seqs, max_window, .. } = *limits;
+        let most = limits.most_rows();
         let hidden = || gpu.alloc(most * sizes.hidden);
         Ok(Self {
             all: of(most)?,
@@ -387,7 +387,7 @@ impl<E: Element> Work<E> {
             of_target: hidden()?,
             of_draft: hidden()?,
             rows: RowArrays::new(gpu, most, max_seqs)?,
-            tables: gpu.alloc(max_seqs * max_len.div_ceil(block_size).next_multiple_of(4))?,
+            tables: gpu.alloc(max_seqs * limits.table_stride())?,
             chosen_rows: gpu.alloc(most)?,
             logits: gpu.alloc(max_seqs * max_window * sizes.vocab)?,
         })
