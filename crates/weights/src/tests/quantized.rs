@@ -256,7 +256,10 @@ fn where_patterns_overlap_the_file_shows_the_format() {
     let block = |rows: usize| {
         weight(json!({"dtype": "fp8_e4m3", "qscheme": "per_block", "block_size": [rows, 4]}))
     };
-    let quark = |first: Value, second: Value| json!({"quant_method": "quark", "layer_quant_config": {"*mlp*": first, "*proj": second}});
+    let quark = |first: Value, second: Value| {
+        let layers = json!({"*mlp*": first, "*proj": second});
+        json!({"quant_method": "quark", "layer_quant_config": layers})
+    };
     let channel = weight(json!({"dtype": "fp8_e4m3", "qscheme": "per_channel"}));
     let channels = floats(SCALE, &[6, 1], &[2.0; 6]);
     check_weight(&[&[ones([6, 4]), channels]], &quark(block(4), channel), [6, 4], &[2.0; 24]);
