@@ -6,7 +6,7 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use kernels::{
-    ExpertChoice, IndexBatch, IndexCache, IndexShape, LatentCache, MlaBatch, MlaShape, MoeExperts,
+    CacheRows, ExpertChoice, IndexBatch, IndexCache, IndexShape, MlaBatch, MlaShape, MoeExperts,
     PackedLinear, PagedRows, Router, RouterConfig, RouterScoring, SelectedKeys, SwiGluMlp,
     argmax_rows, lightning_index, mla_attention, rms_norm, store_fp8_key,
 };
@@ -70,7 +70,7 @@ fn attention(c: &mut Criterion) {
                 keys: None,
             };
             let mut out = vec![0.0; q_lat.len()];
-            let caches = [("f32", LatentCache::F32(&cache)), ("bf16", LatentCache::Bf16(&narrow))];
+            let caches = [("f32", CacheRows::F32(&cache)), ("bf16", CacheRows::Bf16(&narrow))];
             for (storage, cache) in caches {
                 let id = BenchmarkId::new(format!("{name}/{storage}"), context);
                 group.bench_function(id, |b| {
@@ -138,7 +138,7 @@ fn sparse(c: &mut Criterion) {
         for (kind, keys) in [("dense", None), ("selected", Some(selected))] {
             let batch = MlaBatch { q_lat: &q_lat, q_pe: &q_pe, rows, keys };
             group.bench_function(format!("attention/{kind}"), |b| {
-                let cache = LatentCache::F32(&cache);
+                let cache = CacheRows::F32(&cache);
                 b.iter(|| mla_attention(&shape, black_box(cache), &batch, &mut out));
             });
         }
