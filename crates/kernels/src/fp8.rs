@@ -12,30 +12,6 @@ const NAN_CODE: u8 = 0x7f;
 /// Bits of an f32 mantissa that a code has no room for.
 const DROPPED_BITS: u32 = 20;
 
-/// The value of every e4m3 code: sign, four bits of exponent, three of mantissa, no infinity.
-pub(crate) static VALUES: [f32; 256] = values();
-
-const fn values() -> [f32; 256] {
-    // 2^120 moves the exponent from the bias of f32 to that of the codes, exactly for the
-    // subnormal ones as well.
-    const REBIAS: f32 = f32::from_bits((127 + 120) << 23);
-    let mut values = [0.0; 256];
-    let mut code: u8 = 0;
-    loop {
-        let magnitude = code & !SIGN;
-        let sign = ((code & SIGN) as u32) << 24;
-        values[code as usize] = if magnitude == NAN_CODE {
-            f32::from_bits(sign | f32::NAN.to_bits())
-        } else {
-            f32::from_bits(sign | (magnitude as u32) << DROPPED_BITS) * REBIAS
-        };
-        if code == u8::MAX {
-            return values;
-        }
-        code += 1;
-    }
-}
-
 /// Writes a key `[head_dim]` as e4m3 codes followed by its scale, a little-endian f32.
 ///
 /// The scale is the greatest magnitude, at least 1e-4, over 448, rounded up to a power of two;

@@ -1,6 +1,7 @@
 //! Linear layers with packed weights.
 
 use half::bf16;
+use rayon::prelude::*;
 
 use crate::parallel::{Disjoint, for_each_task, n_threads};
 use crate::simd::{F32x16, Isa, Kernel, LANES, Lanes, dispatch};
@@ -9,6 +10,8 @@ use crate::simd::{F32x16, Isa, Kernel, LANES, Lanes, dispatch};
 const PANEL: usize = 2 * LANES;
 /// Panels of a task.
 const TASK_PANELS: usize = 4;
+/// Inputs that are packed at once.
+const PACK_INPUTS: usize = 64;
 /// Rows of a task, a multiple of the tallest register tile.
 const TASK_ROWS: usize = 64;
 
@@ -31,8 +34,8 @@ enum Panels {
 }
 
 /// The weights of one input and the outputs of one panel.
-trait PanelRow: Copy + Sync {
-    type Element: Copy;
+trait PanelRow: Copy + Send + Sync {
+    type Element: Copy + Sync;
     const ZERO: Self;
 
     /// Sets the weight of an output, which is zero so far.
@@ -170,13 +173,20 @@ fn count_outputs(n_weights: usize, n_in: usize) -> usize {
 
 fn pack<W: PanelRow>(weight: &[W::Element], n_in: usize) -> Vec<W> {
     let n_panels = (weight.len() / n_in).div_ceil(PANEL);
-    let mut panels = vec![W::ZERO; n_panels * n_in];
-    for (output, row) in weight.chunks_exact(n_in).enumerate() {
-        let panel = &mut panels[output / PANEL * n_in..][..n_in];
-        for (dst, &weight) in panel.iter_mut().zip(row) {
-            dst.set(output % PANEL, weight);
+    let mut panels = Vec::new();
+    (0..n_panels * n_in).into_par_iter().map(|_| W::ZERO).collect_into_vec(&mut panels);
+    let outputs = weight.par_chunks(PANEL * n_in);
+    panels.par_chunks_mut(n_in).zip(outputs).for_each(|(panel, rows)| {
+        // A few inputs at a time, so that what is written stays in the nearest cache.
+        for first in (0..n_in).step_by(PACK_INPUTS) {
+            let inputs = first..n_in.min(first + PACK_INPUTS);
+            for (output, row) in rows.chunks_exact(n_in).enumerate() {
+                for (dst, &weight) in panel[inputs.clone()].iter_mut().zip(&row[inputs.clone()]) {
+                    dst.set(output, weight);
+                }
+            }
         }
-    }
+    });
     panels
 }
 

@@ -10,7 +10,7 @@ use crate::raw::RawConfig;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Architecture {
-    /// DeepSeek-V3 and R1: MLA attention, routed experts, MTP layers.
+    /// DeepSeek-V3, R1, Moonlight and Kimi-K2: MLA attention, routed experts, MTP layers.
     DeepseekV3,
     /// DeepSeek-V3.2: the same, and always sparse attention.
     DeepseekV32,

@@ -3,7 +3,7 @@
 use crate::config::{Architecture, DsaConfig, IndexerKind, MlaConfig};
 use crate::error::ConfigError;
 use crate::raw::{Letters, RawConfig};
-use crate::validate::{layer_list, size};
+use crate::validate::{MAX_HEAD_DIM, MAX_HEADS, layer_list, size, size_up_to};
 
 /// Layers from the last of so many on follow the frequency, where the config does not say.
 const DEFAULT_SKIP_OFFSET: usize = 2;
@@ -32,8 +32,8 @@ pub(crate) fn dsa(
     }
     let config = DsaConfig {
         index_topk: size(raw, "index_topk", raw.index_topk)?,
-        index_n_heads: size(raw, "index_n_heads", raw.index_n_heads)?,
-        index_head_dim: size(raw, "index_head_dim", raw.index_head_dim)?,
+        index_n_heads: size_up_to(raw, "index_n_heads", raw.index_n_heads, MAX_HEADS)?,
+        index_head_dim: size_up_to(raw, "index_head_dim", raw.index_head_dim, MAX_HEAD_DIM)?,
         rope_interleaved: raw
             .indexer_rope_interleave
             .unwrap_or(architecture == Architecture::GlmMoeDsa),

@@ -9,10 +9,11 @@
 //! after every contradiction was refused. [`ConfigSummary`] describes any raw config, also one
 //! that this version cannot run.
 //!
-//! **Invariants** of a [`ModelConfig`]: no size is zero; the experts divide evenly into their
-//! groups and the kept groups hold enough of them to choose from; the rotated part of a head is
-//! even; sparse attention has a query latent to index with and a first layer that selects; a scaled
-//! rope has a factor of at least 1; every end-of-sequence id is in the vocabulary.
+//! **Invariants** of a [`ModelConfig`]: no size is zero, and none so large that the bytes of all
+//! tensors overflow; the experts divide evenly into their groups and the kept groups hold enough of
+//! them to choose from; the rotated part of a head is even; sparse attention has a query latent to
+//! index with and a first layer that selects; a scaled rope has a factor of at least 1; every
+//! end-of-sequence id is in the vocabulary.
 //!
 //! ```
 //! use model_config::{ModelConfig, RawConfig};

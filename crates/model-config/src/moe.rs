@@ -4,12 +4,13 @@ use crate::config::{ExpertChoice, MoeConfig, RouterScoring};
 use crate::dsa::LayerCounts;
 use crate::error::ConfigError;
 use crate::raw::RawConfig;
-use crate::validate::{at_most, count, layer_list, positive, size};
+use crate::validate::{MAX_WIDTH, at_most, count, layer_list, positive, size, size_up_to};
 
 /// Default of the published DeepSeek-V3 configuration class, which old files leave out.
 const DEFAULT_ROUTED_SCALING_FACTOR: f64 = 2.5;
 /// Routed experts of all layers together; the largest public models have 30 thousand.
-const MAX_EXPERTS: usize = 1 << 20;
+const MAX_EXPERTS: usize = 1 << 18;
+const MAX_SHARED_EXPERTS: usize = 1 << 6;
 
 /// `None` if the config names no routed experts.
 pub(crate) fn moe(
@@ -26,7 +27,12 @@ pub(crate) fn moe(
         n_routed_experts: size(raw, "n_routed_experts", raw.n_routed_experts)?,
         num_experts_per_tok: size(raw, "num_experts_per_tok", raw.num_experts_per_tok)?,
         n_shared_experts: count(raw, "n_shared_experts", raw.n_shared_experts)?,
-        moe_intermediate_size: size(raw, "moe_intermediate_size", raw.moe_intermediate_size)?,
+        moe_intermediate_size: size_up_to(
+            raw,
+            "moe_intermediate_size",
+            raw.moe_intermediate_size,
+            MAX_WIDTH,
+        )?,
         n_group: size(raw, "n_group", raw.n_group.or(Some(1)))?,
         topk_group: size(raw, "topk_group", raw.topk_group.or(Some(1)))?,
         routed_scaling_factor: positive(
@@ -44,11 +50,28 @@ pub(crate) fn moe(
     if choice == ExpertChoice::Greedy {
         (config.n_group, config.topk_group) = (1, 1);
     }
-    let n_experts_max = MAX_EXPERTS / n_layers.target;
-    at_most(raw, "n_routed_experts", config.n_routed_experts, n_experts_max)?;
+    at_most(raw, "n_shared_experts", config.n_shared_experts, MAX_SHARED_EXPERTS)?;
+    check_n_experts(raw, config.n_routed_experts, n_layers)?;
     check_moe(raw, &config, n_layers.target)?;
     check_layer_types(raw, Some(&config), n_layers)?;
     Ok(Some(config))
+}
+
+fn check_n_experts(
+    raw: &RawConfig,
+    n_routed_experts: usize,
+    n_layers: LayerCounts,
+) -> Result<(), ConfigError> {
+    let n_layers = n_layers.target + n_layers.mtp;
+    let max = MAX_EXPERTS / n_layers;
+    if n_routed_experts <= max {
+        return Ok(());
+    }
+    let reason = format!(
+        "is {n_routed_experts}; with {n_layers} layers (num_hidden_layers and \
+         num_nextn_predict_layers) it must be at most {max}"
+    );
+    Err(raw.invalid("n_routed_experts", reason))
 }
 
 fn router_scoring(raw: &RawConfig) -> Result<RouterScoring, ConfigError> {

@@ -8,6 +8,11 @@ use serde_json::{Map, Value};
 
 use crate::error::ConfigError;
 
+/// Below it every whole float is one integer.
+const WHOLE_FLOATS_MAX: f64 = (1u64 << 53) as f64;
+/// Of a value that an error shows.
+const SHOWN_CHARS: usize = 100;
+
 /// One id or a list of them, both found in the field `eos_token_id`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a token id or a list of token ids")]
@@ -111,6 +116,11 @@ raw_config! {
     index_skip_topk_offset: usize,
     index_share_for_mtp_iteration: bool,
     quantization_config: Map<String, Value>,
+    text_config: Value,
+    vision_config: Value,
+    mlp_bias: bool,
+    sliding_window: Value,
+    swiglu_limit: Value,
 }
 
 impl RawConfig {
@@ -176,11 +186,36 @@ pub(crate) fn take<T: DeserializeOwned>(
     object: &mut Map<String, Value>,
     field: &str,
 ) -> Result<Option<T>, ConfigError> {
-    let Some(value) = object.remove(field) else { return Ok(None) };
-    let text = value.to_string();
+    let Some(mut value) = object.remove(field) else { return Ok(None) };
+    let text = shortened(&value);
+    use_whole_numbers(&mut value);
     serde_json::from_value(value).map_err(|error| ConfigError::Invalid {
         file: file.to_path_buf(),
         field: field.into(),
         reason: format!("has the unusable value {text}: {error}"),
     })
+}
+
+/// A count may be written as a float, `4096.0` or `1e6`, if it is whole.
+fn use_whole_numbers(value: &mut Value) {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            let is_whole = |x: &f64| x.fract() == 0.0 && x.abs() < WHOLE_FLOATS_MAX;
+            if let Some(whole) = number.as_f64().filter(is_whole) {
+                *value = Value::from(whole as i64);
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(use_whole_numbers),
+        _ => {}
+    }
+}
+
+/// What an error shows of a value: lists can have an entry for each layer.
+fn shortened(value: &Value) -> String {
+    let mut text = value.to_string();
+    if let Some((end, _)) = text.char_indices().nth(SHOWN_CHARS) {
+        text.truncate(end);
+        text.push_str("...");
+    }
+    text
 }

@@ -9,8 +9,13 @@ use crate::rope::rope;
 use crate::summary::quant_method;
 
 const DEFAULT_MAX_POSITION_EMBEDDINGS: usize = 8_192;
-/// Larger counts are mistakes; up to it no product of sizes that the models form overflows.
+/// Larger counts of tokens and the like are mistakes. With the limits below, the bytes of all
+/// tensors that a config can ask for stay below 2^63.
 const MAX_COUNT: usize = 1 << 24;
+/// Widths of hidden states, latents and MLPs.
+pub(crate) const MAX_WIDTH: usize = 1 << 18;
+pub(crate) const MAX_HEADS: usize = 1 << 12;
+pub(crate) const MAX_HEAD_DIM: usize = 1 << 13;
 /// Bounds what is listed and allocated for a config before its weights are looked at.
 pub(crate) const MAX_LAYERS: usize = 1 << 10;
 
@@ -22,10 +27,11 @@ impl ModelConfig {
     /// [`ConfigError::Missing`], [`ConfigError::Invalid`] or [`ConfigError::Unsupported`], naming
     /// the field.
     pub fn from_raw(raw: &RawConfig) -> Result<Self, ConfigError> {
+        refuse_nested(raw)?;
         let architecture = architecture(raw)?;
         refuse_unsupported(raw)?;
-        let num_hidden_layers = size(raw, "num_hidden_layers", raw.num_hidden_layers)?;
-        at_most(raw, "num_hidden_layers", num_hidden_layers, MAX_LAYERS)?;
+        let num_hidden_layers =
+            size_up_to(raw, "num_hidden_layers", raw.num_hidden_layers, MAX_LAYERS)?;
         let vocab_size = size(raw, "vocab_size", raw.vocab_size)?;
         let n_layers = LayerCounts { target: num_hidden_layers, mtp: num_mtp_layers(raw)? };
         let attention = attention(raw)?;
@@ -34,8 +40,13 @@ impl ModelConfig {
         Ok(Self {
             architecture,
             vocab_size,
-            hidden_size: size(raw, "hidden_size", raw.hidden_size)?,
-            intermediate_size: size(raw, "intermediate_size", raw.intermediate_size)?,
+            hidden_size: size_up_to(raw, "hidden_size", raw.hidden_size, MAX_WIDTH)?,
+            intermediate_size: size_up_to(
+                raw,
+                "intermediate_size",
+                raw.intermediate_size,
+                MAX_WIDTH,
+            )?,
             num_hidden_layers,
             num_mtp_layers: n_layers.mtp,
             max_position_embeddings: size(raw, "max_position_embeddings", max_position)?,
@@ -52,10 +63,23 @@ impl ModelConfig {
     }
 }
 
+/// A model that also sees or hears keeps the fields of its language model one level down, and names
+/// the tensors otherwise.
+fn refuse_nested(raw: &RawConfig) -> Result<(), ConfigError> {
+    let fields = [("text_config", &raw.text_config), ("vision_config", &raw.vision_config)];
+    let Some((field, _)) = fields.into_iter().find(|(_, value)| value.is_some()) else {
+        return Ok(());
+    };
+    let reason = "is there, as in models of more than text; only language models are supported: \
+                  use a checkpoint of one, whose config.json has its fields at the top level";
+    Err(raw.unsupported(field, reason))
+}
+
 fn architecture(raw: &RawConfig) -> Result<Architecture, ConfigError> {
     let model_type = raw.model_type().ok_or_else(|| raw.missing("model_type"))?;
     match model_type {
-        "deepseek_v3" => Ok(Architecture::DeepseekV3),
+        // Kimi-K2 is DeepSeek-V3 under a name of its own, as its `architectures` say.
+        "deepseek_v3" | "kimi_k2" => Ok(Architecture::DeepseekV3),
         "deepseek_v32" => Ok(Architecture::DeepseekV32),
         "glm_moe_dsa" => Ok(Architecture::GlmMoeDsa),
         _ => {
@@ -84,8 +108,16 @@ fn refuse_unsupported(raw: &RawConfig) -> Result<(), ConfigError> {
         );
         return Err(raw.unsupported("quantization_config", reason));
     }
-    if raw.attention_bias == Some(true) {
-        return Err(raw.unsupported("attention_bias", "is true; only false is supported"));
+    for (field, value) in [("attention_bias", raw.attention_bias), ("mlp_bias", raw.mlp_bias)] {
+        if value == Some(true) {
+            return Err(raw.unsupported(field, "is true; only false is supported"));
+        }
+    }
+    // They would change what the model computes, so they are not ignored.
+    let fields = [("sliding_window", &raw.sliding_window), ("swiglu_limit", &raw.swiglu_limit)];
+    if let Some((field, Some(value))) = fields.into_iter().find(|(_, value)| value.is_some()) {
+        let reason = format!("is {value}, which is not supported; use a model without it");
+        return Err(raw.unsupported(field, reason));
     }
     if let Some(value) = raw.hidden_act.as_deref().filter(|value| *value != "silu") {
         let reason = format!("is `{value}`; only `silu` is supported");
@@ -134,6 +166,18 @@ pub(crate) fn size(
     }
 }
 
+/// As [`size`], with a limit of its own.
+pub(crate) fn size_up_to(
+    raw: &RawConfig,
+    field: &str,
+    value: Option<usize>,
+    max: usize,
+) -> Result<usize, ConfigError> {
+    let value = size(raw, field, value)?;
+    at_most(raw, field, value, max)?;
+    Ok(value)
+}
+
 pub(crate) fn positive(
     raw: &RawConfig,
     field: &str,
@@ -160,8 +204,8 @@ pub(crate) fn layer_list(
         return Ok(());
     }
     let reason = format!(
-        "has length {}; it must have an entry for each of {target} layers, and may have one for \
-         each of {mtp} MTP layers",
+        "has length {}; it must have an entry for each of {target} layers (num_hidden_layers), \
+         and may have one for each of {mtp} MTP layers (num_nextn_predict_layers)",
         list.len()
     );
     Err(raw.invalid(field, reason))
@@ -224,7 +268,8 @@ fn eos_token_ids(raw: &RawConfig, vocab_size: usize) -> Result<Vec<u32>, ConfigE
 }
 
 fn attention(raw: &RawConfig) -> Result<MlaConfig, ConfigError> {
-    let num_heads = size(raw, "num_attention_heads", raw.num_attention_heads)?;
+    let num_heads = size_up_to(raw, "num_attention_heads", raw.num_attention_heads, MAX_HEADS)?;
+    let head_dim = |field: &str, value| size_up_to(raw, field, value, MAX_HEAD_DIM);
     if let Some(n) = raw.num_key_value_heads.filter(|&n| n != num_heads) {
         let reason = format!(
             "is {n} but num_attention_heads is {num_heads}; with latent attention they are equal"
@@ -233,15 +278,15 @@ fn attention(raw: &RawConfig) -> Result<MlaConfig, ConfigError> {
     }
     let q_lora_rank = match raw.q_lora_rank {
         None => None,
-        rank => Some(size(raw, "q_lora_rank", rank)?),
+        rank => Some(size_up_to(raw, "q_lora_rank", rank, MAX_WIDTH)?),
     };
     let config = MlaConfig {
         num_heads,
         q_lora_rank,
-        kv_lora_rank: size(raw, "kv_lora_rank", raw.kv_lora_rank)?,
-        qk_nope_head_dim: size(raw, "qk_nope_head_dim", raw.qk_nope_head_dim)?,
-        qk_rope_head_dim: size(raw, "qk_rope_head_dim", raw.qk_rope_head_dim)?,
-        v_head_dim: size(raw, "v_head_dim", raw.v_head_dim)?,
+        kv_lora_rank: size_up_to(raw, "kv_lora_rank", raw.kv_lora_rank, MAX_WIDTH)?,
+        qk_nope_head_dim: head_dim("qk_nope_head_dim", raw.qk_nope_head_dim)?,
+        qk_rope_head_dim: head_dim("qk_rope_head_dim", raw.qk_rope_head_dim)?,
+        v_head_dim: head_dim("v_head_dim", raw.v_head_dim)?,
     };
     if config.qk_rope_head_dim % 2 == 1 {
         let reason = format!("is {}; it must be even", config.qk_rope_head_dim);

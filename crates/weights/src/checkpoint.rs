@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use checkpoint_files::{Index, read_bounded};
 use model_config::{ModelConfig, TensorSpec};
-use serde::Deserialize;
 
 use crate::error::{Misplaced, Misshapen, WeightsError};
 use crate::load::kind_of;
@@ -33,11 +33,6 @@ pub struct Checkpoint {
     shards: Vec<Shard>,
     /// Shard of each tensor of the checkpoint.
     shard_of: BTreeMap<String, usize>,
-}
-
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
 }
 
 impl Checkpoint {
@@ -187,17 +182,8 @@ impl Checkpoint {
 }
 
 fn read_index(file: &Path) -> Result<Index, WeightsError> {
-    let text = std::fs::read_to_string(file)
+    let text = read_bounded(file, Index::MAX_BYTES)
         .map_err(|source| WeightsError::Read { file: file.to_path_buf(), source })?;
-    let index: Index = serde_json::from_str(&text)
-        .map_err(|source| WeightsError::BadIndex { file: file.to_path_buf(), source })?;
-    // A shard lies in the checkpoint's own folder.
-    let is_plain = |shard: &&String| Path::new(shard.as_str()).file_name() == Some(shard.as_ref());
-    match index.weight_map.values().find(|shard| !is_plain(shard)) {
-        None => Ok(index),
-        Some(shard) => {
-            let (file, shard) = (file.to_path_buf(), shard.clone());
-            Err(WeightsError::ShardOutside { file, shard })
-        }
-    }
+    Index::parse(&text)
+        .map_err(|source| WeightsError::BadIndex { file: file.to_path_buf(), source })
 }

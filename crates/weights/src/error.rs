@@ -46,19 +46,12 @@ pub enum WeightsError {
         /// What the operating system said.
         source: std::io::Error,
     },
-    /// The index is not a JSON object with a `weight_map` of file names.
+    /// The index is not a JSON object with a `weight_map` of plain file names.
     BadIndex {
         /// Which file.
         file: PathBuf,
-        /// What the JSON reader said.
-        source: serde_json::Error,
-    },
-    /// The index names a shard outside the checkpoint's folder.
-    ShardOutside {
-        /// The index.
-        file: PathBuf,
-        /// The shard, as the index names it.
-        shard: String,
+        /// What is wrong with it.
+        source: checkpoint_files::IndexError,
     },
     /// The index names shards that are not in the folder.
     ShardsAbsent {
@@ -72,7 +65,7 @@ pub enum WeightsError {
         /// Which shard.
         file: PathBuf,
         /// What is wrong with it.
-        source: safetensors::SafeTensorError,
+        source: checkpoint_files::HeaderError,
     },
     /// A shard is shorter or longer than its header says.
     BadLength {
@@ -150,12 +143,6 @@ impl fmt::Display for WeightsError {
             Self::BadIndex { file, source } => {
                 write!(f, "{} is not a safetensors index: {source}", file.display())
             }
-            Self::ShardOutside { file, shard } => write!(
-                f,
-                "{} names the shard `{shard}`, which is no plain file name: shards lie beside \
-                 their index",
-                file.display()
-            ),
             Self::ShardsAbsent { index, absent } => {
                 write!(f, "{} names files that are not there:", index.display())?;
                 absent.iter().try_for_each(|file| write!(f, " {}", file.display()))

@@ -1,6 +1,8 @@
 //! Tests of fp8 keys, over every code.
 
-use super::{NAN_CODE, SIGN, VALUES, encode, split_key, store_fp8_key};
+use quantization::E4M3;
+
+use super::{NAN_CODE, SIGN, encode, split_key, store_fp8_key};
 use crate::test_util::Random;
 
 /// A code by the definition of the format.
@@ -30,7 +32,7 @@ fn nearest(x: f32) -> u8 {
 #[test]
 fn every_code_has_its_value_and_comes_back() {
     for code in 0..=u8::MAX {
-        let decoded = VALUES[usize::from(code)];
+        let decoded = E4M3[usize::from(code)];
         if is_nan(code) {
             assert!(decoded.is_nan(), "{code:#x}");
         } else {
@@ -39,13 +41,13 @@ fn every_code_has_its_value_and_comes_back() {
         }
         assert_eq!(encode(decoded), code, "{code:#x}");
     }
-    assert_eq!([VALUES[0x7e], VALUES[0x08], VALUES[0x01]], [448.0, 1.0 / 64.0, 1.0 / 512.0]);
+    assert_eq!([E4M3[0x7e], E4M3[0x08], E4M3[0x01]], [448.0, 1.0 / 64.0, 1.0 / 512.0]);
 }
 
 #[test]
 fn halfway_values_round_to_even_and_their_neighbours_do_not() {
     for code in 0..0x7e {
-        let (low, high) = (VALUES[code], VALUES[code + 1]);
+        let (low, high) = (E4M3[code], E4M3[code + 1]);
         let middle = f32::midpoint(low, high);
         let even = code + code % 2;
         for (sign, offset) in [(1.0, 0), (-1.0, 0x80)] {

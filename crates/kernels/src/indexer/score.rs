@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use half::bf16;
+use quantization::E4M3;
 
 use super::{Call, IndexCache, ScoreRow};
 use crate::fp8;
@@ -85,7 +86,7 @@ impl Score<'_> {
                         let stride = dim + fp8::FP8_SCALE_BYTES;
                         let (codes, scale) = fp8::split_key(&keys[slot * stride..][..stride]);
                         for (value, &code) in row.iter_mut().zip(codes) {
-                            *value = fp8::VALUES[usize::from(code)];
+                            *value = E4M3[usize::from(code)];
                         }
                         panel.scales[key / LANES].0[key % LANES] = scale;
                     }

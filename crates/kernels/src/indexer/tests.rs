@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use half::bf16;
+use quantization::E4M3;
 
 use super::{IndexBatch, IndexCache, IndexShape, lightning_index_on};
 use crate::fp8::{self, store_fp8_key};
@@ -175,7 +176,7 @@ fn to_fp8(keys: &[f32], head_dim: usize) -> (Vec<u8>, Vec<f32>) {
         let mut bytes = vec![0; head_dim + fp8::FP8_SCALE_BYTES];
         store_fp8_key(key, &mut bytes);
         let (codes, scale) = fp8::split_key(&bytes);
-        values.extend(codes.iter().map(|&code| fp8::VALUES[usize::from(code)] * scale));
+        values.extend(codes.iter().map(|&code| E4M3[usize::from(code)] * scale));
         stored.extend(bytes);
     }
     (stored, values)

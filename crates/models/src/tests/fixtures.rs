@@ -18,10 +18,7 @@ const LOWER_POSITION: &str = "expected-lower-position.safetensors";
 
 fn expected(name: &str) -> Expected {
     let is_tied = data("fixtures").join(name).join(LOWER_POSITION).exists();
-    read(name, if is_tied { LOWER_POSITION } else { "expected.safetensors" })
-}
-
-fn read(name: &str, file: &str) -> Expected {
+    let file = if is_tied { LOWER_POSITION } else { "expected.safetensors" };
     let mut tensors = read_tensors(&format!("fixtures/{name}/{file}"));
     let ids = tensors.remove("input_ids").unwrap().to_kind(Kind::Int64);
     Expected {
@@ -65,9 +62,12 @@ fn ties_of_index_scores_move_few_rows_and_no_other() {
     // Both sequences of 48 rows: those at a tie, and later ones that see them in a later layer.
     let moved_by_ties = [("v32-dsa", 26, 13), ("glm-shared", 23, 34)];
     for (name, first, n_rows) in moved_by_ties {
-        let logits = |file| read(name, file).logits.flatten(0, 1).to_kind(Kind::Double);
-        let chosen_by_topk = logits("expected.safetensors");
-        let difference = (&chosen_by_topk - logits(LOWER_POSITION)).abs().amax([-1i64], false);
+        let hidden = |file| {
+            let mut tensors = read_tensors(&format!("fixtures/{name}/{file}"));
+            tensors.remove("last_hidden_state").unwrap().flatten(0, 1).to_kind(Kind::Double)
+        };
+        let chosen_by_topk = hidden("expected.safetensors");
+        let difference = (&chosen_by_topk - hidden(LOWER_POSITION)).abs().amax([-1i64], false);
         let moved = difference.gt_tensor(&(chosen_by_topk.abs().max() * 1e-4)).nonzero();
         assert_eq!(moved.size(), [n_rows, 1], "{name}");
         assert_eq!(moved.int64_value(&[0, 0]), first, "{name}");
