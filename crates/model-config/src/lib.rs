@@ -11,7 +11,7 @@
 //!
 //! **Invariants** of a [`ModelConfig`]: no size is zero, and none so large that the bytes of all
 //! tensors overflow; the experts divide evenly into their groups and the kept groups hold enough of
-//! them to choose from; the rotated part of a head is even; sparse attention has a query latent to
+//! them to choose from; the rotated part of a head is even, and equally many query heads share a head of keys; sparse attention has a query latent to
 //! index with and a first layer that selects; a scaled rope has a factor of at least 1; every
 //! end-of-sequence id is in the vocabulary.
 //!
@@ -31,6 +31,7 @@
 //! # Ok::<(), model_config::ConfigError>(())
 //! ```
 
+mod attention;
 mod config;
 mod dsa;
 mod error;
@@ -46,8 +47,8 @@ mod validate;
 mod tests;
 
 pub use config::{
-    Architecture, DsaConfig, ExpertChoice, IndexerKind, MlaConfig, ModelConfig, MoeConfig,
-    RopeConfig, RouterScoring, StoredDtype, YarnConfig,
+    Architecture, AttentionConfig, DsaConfig, ExpertChoice, GqaConfig, IndexerKind, MlaConfig,
+    ModelConfig, MoeConfig, RopeConfig, RouterScoring, StoredDtype, YarnConfig,
 };
 pub use error::ConfigError;
 pub use expected_tensors::{LoadDtype, TensorRole, TensorSpec};

@@ -135,7 +135,9 @@ pub(crate) fn quant_method(raw: &RawConfig) -> Option<String> {
 
 fn kv_bytes_per_token(raw: &RawConfig, dtype: StoredDtype) -> Option<usize> {
     let n_layers = raw.num_hidden_layers?.checked_add(num_mtp_layers(raw))?;
-    let n_values = if let Some(kv_lora_rank) = raw.kv_lora_rank {
+    // Files of models with grouped-query attention may have leftovers of latent attention.
+    let kv_lora_rank = raw.kv_lora_rank.filter(|_| raw.model_type() != Some("glm4_moe"));
+    let n_values = if let Some(kv_lora_rank) = kv_lora_rank {
         kv_lora_rank.checked_add(raw.qk_rope_head_dim?)?
     } else {
         let n_heads = raw.num_key_value_heads.or(raw.num_attention_heads)?;
