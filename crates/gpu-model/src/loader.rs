@@ -40,7 +40,7 @@ impl Loader<'_> {
         &mut self,
         name: &str,
     ) -> Result<Option<Buffer<E>>, ModelError> {
-        let tensor = self.tensors.take_optional(name);
+        let tensor = self.tensors.take_optional(name)?;
         tensor.map(|tensor| self.upload(&[tensor])).transpose()
     }
 

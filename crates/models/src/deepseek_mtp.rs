@@ -84,8 +84,9 @@ impl MtpLayer {
         layer_idx: usize,
     ) -> Result<Self, LoadError> {
         let layer = format!("model.layers.{layer_idx}");
-        let own_table = builder.tensors.take_optional(&format!("{layer}.embed_tokens.weight"));
-        let own_head = builder.tensors.take_optional(&format!("{layer}.shared_head.head.weight"));
+        let own_table = builder.tensors.take_optional(&format!("{layer}.embed_tokens.weight"))?;
+        let own_head =
+            builder.tensors.take_optional(&format!("{layer}.shared_head.head.weight"))?;
         Ok(Self {
             embedding: match own_table {
                 Some(table) => Embedding::new(table, builder.ops),

@@ -2,7 +2,7 @@
 
 use model_config::ModelConfig;
 use nn_layers::{
-    GatedMlp, Indexer, IndexerWeights, Linear, MlaProjections, MlaWeights, MoeMlp, MoeWeights, Ops,
+    GatedMlp, Indexer, IndexerWeights, Linear, MlaProjections, MlaWeights, MoeMlp, MoeParts, Ops,
     RmsNorm,
 };
 use tch::Tensor;
@@ -78,8 +78,7 @@ impl LayerBuilder<'_> {
         let config = self.config;
         let moe = config.moe.as_ref().filter(|_| config.is_moe_layer(layer_idx));
         let Some(moe) = moe else {
-            let weights = self.mlp(prefix)?;
-            return Ok(FeedForward::Dense(GatedMlp::new(weights.each_ref(), self.ops)?));
+            return Ok(FeedForward::Dense(self.mlp(prefix)?));
         };
         let gate = self.weight(&format!("{prefix}.gate"))?;
         let bias = if moe.has_correction_bias() {
@@ -95,13 +94,14 @@ impl LayerBuilder<'_> {
         } else {
             None
         };
-        let weights = MoeWeights { gate, bias, experts, shared };
-        Ok(FeedForward::Moe(Box::new(MoeMlp::new(&weights, moe, self.ops)?)))
+        let parts = MoeParts { gate, bias, experts, shared };
+        Ok(FeedForward::Moe(Box::new(MoeMlp::new(parts, moe, self.ops)?)))
     }
 
-    fn mlp(&mut self, prefix: &str) -> Result<[Tensor; 3], LoadError> {
+    fn mlp(&mut self, prefix: &str) -> Result<GatedMlp, LoadError> {
         let mut weight = |name: &str| self.weight(&format!("{prefix}.{name}"));
-        Ok([weight("gate_proj")?, weight("up_proj")?, weight("down_proj")?])
+        let weights = [weight("gate_proj")?, weight("up_proj")?, weight("down_proj")?];
+        Ok(GatedMlp::new(weights.each_ref(), self.ops)?)
     }
 
     fn weight(&mut self, name: &str) -> Result<Tensor, LoadError> {

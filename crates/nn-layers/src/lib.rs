@@ -47,7 +47,7 @@ pub use indexer::{Indexer, IndexerWeights};
 pub use linear::Linear;
 pub use mla::{MlaLatents, MlaProjections, MlaWeights};
 pub use mlp::GatedMlp;
-pub use moe::{MoeMlp, MoeWeights};
+pub use moe::{MoeMlp, MoeParts};
 pub use norm::{LayerNorm, RmsNorm};
 pub use ops::Ops;
 pub use rotary::{RotaryRows, RotaryTable};

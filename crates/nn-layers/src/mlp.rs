@@ -59,10 +59,17 @@ impl GatedMlp {
             }
         }
     }
+
+    pub(crate) fn into_fused(self) -> SwiGluMlp {
+        match self.form {
+            Form::Fused(mlp) => mlp,
+            Form::Torch { .. } => panic!("the experts of a fused layer are fused"),
+        }
+    }
 }
 
 /// Packs the weights of gate, up and down.
-pub(crate) fn pack_mlp(gate_up_down: [&Tensor; 3]) -> Result<SwiGluMlp, TensorError> {
+fn pack_mlp(gate_up_down: [&Tensor; 3]) -> Result<SwiGluMlp, TensorError> {
     check_shapes(gate_up_down)?;
     let [gate, up, down] = gate_up_down;
     let hidden = matrix(gate)?.1;

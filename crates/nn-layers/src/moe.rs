@@ -1,25 +1,26 @@
 //! Mixture of experts.
 
-use kernels::{MoeExperts, SwiGluMlp};
+use kernels::MoeExperts;
 use model_config::MoeConfig;
 use tch::Tensor;
 use torch_ext::{TensorError, empty, slice, slice_mut};
 
-use crate::mlp::{GatedMlp, pack_mlp};
+use crate::mlp::GatedMlp;
 use crate::ops::Ops;
 use crate::router::{Router, Routing};
 
-/// The weights of a mixture of experts; gate, up and down of an expert as for [`GatedMlp`].
+/// The parts of a mixture of experts. Experts come built, so that whoever reads a checkpoint needs
+/// to hold the stored weights of one of them at a time.
 #[derive(Debug)]
-pub struct MoeWeights {
+pub struct MoeParts {
     /// Router weight, float32 `[n_routed_experts, hidden]`.
     pub gate: Tensor,
     /// Router correction bias, float32 `[n_routed_experts]`, if the config has one.
     pub bias: Option<Tensor>,
     /// The routed experts.
-    pub experts: Vec<[Tensor; 3]>,
+    pub experts: Vec<GatedMlp>,
     /// The shared experts as one MLP, if there are any.
-    pub shared: Option<[Tensor; 3]>,
+    pub shared: Option<GatedMlp>,
 }
 
 /// Routed experts, weighted by the router, plus the shared experts.
@@ -37,25 +38,27 @@ enum Experts {
 }
 
 impl MoeMlp {
-    /// From its weights.
+    /// From its parts; `ops` is what the experts were built with.
     ///
     /// # Errors
     ///
     /// [`TensorError`] if shapes do not fit or the router is not float32.
-    pub fn new(weights: &MoeWeights, config: &MoeConfig, ops: Ops) -> Result<Self, TensorError> {
-        let mlp = |weights: &[Tensor; 3]| GatedMlp::new(weights.each_ref(), ops);
-        let pack = |weights: &[Tensor; 3]| pack_mlp(weights.each_ref());
-        let experts = weights.experts.iter();
+    ///
+    /// # Panics
+    ///
+    /// If the experts were built with other `ops`.
+    pub fn new(parts: MoeParts, config: &MoeConfig, ops: Ops) -> Result<Self, TensorError> {
+        let MoeParts { gate, bias, experts, shared } = parts;
         Ok(Self {
-            router: Router::new(&weights.gate, weights.bias.as_ref(), config, ops)?,
+            router: Router::new(&gate, bias.as_ref(), config, ops)?,
             experts: match ops {
-                Ops::Torch => Experts::Torch(experts.map(mlp).collect::<Result<_, _>>()?),
+                Ops::Torch => Experts::Torch(experts),
                 Ops::Fused => {
-                    let packed = experts.map(pack).collect::<Result<Vec<SwiGluMlp>, _>>()?;
-                    Experts::Fused(MoeExperts::new(packed))
+                    let fused = experts.into_iter().map(GatedMlp::into_fused).collect();
+                    Experts::Fused(MoeExperts::new(fused))
                 }
             },
-            shared: weights.shared.as_ref().map(mlp).transpose()?,
+            shared,
         })
     }
 

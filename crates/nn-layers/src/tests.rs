@@ -75,29 +75,34 @@ fn a_mixture_of_experts_agrees_and_rows_keep_to_themselves() {
         moe_layer_freq: 1,
     };
     let mlp = |_| [random(&[12, 20]), random(&[12, 20]), random(&[20, 12])];
-    let weights = MoeWeights {
-        gate: random(&[8, 20]),
-        bias: Some(random(&[8])),
-        experts: (0..8).map(mlp).collect(),
-        shared: Some(mlp(8)),
-    };
+    let (gate, bias) = (random(&[8, 20]), random(&[8]));
+    let (experts, shared): (Vec<_>, _) = ((0..8).map(mlp).collect(), mlp(8));
     let x = random(&[17, 20]);
-    let [plain, fused] = BOTH.map(|ops| MoeMlp::new(&weights, &config, ops).unwrap());
+    let [plain, fused] = BOTH.map(|ops| {
+        let build = |weights: &[Tensor; 3]| GatedMlp::new(weights.each_ref(), ops).unwrap();
+        let parts = MoeParts {
+            gate: gate.shallow_clone(),
+            bias: Some(bias.shallow_clone()),
+            experts: experts.iter().map(build).collect(),
+            shared: Some(build(&shared)),
+        };
+        MoeMlp::new(parts, &config, ops).unwrap()
+    });
     let found = fused.forward(&x).unwrap();
     check(&found, &plain.forward(&x).unwrap());
     assert_eq!(fused.forward(&x.narrow(0, 4, 1)).unwrap(), found.narrow(0, 4, 1));
 
     // A row by its definition.
-    let routing = Router::new(&weights.gate, weights.bias.as_ref(), &config, Ops::Torch).unwrap();
+    let routing = Router::new(&gate, Some(&bias), &config, Ops::Torch).unwrap();
     let row = x.narrow(0, 4, 1);
     let routing = routing.forward(&row).unwrap();
     let run = |weights: &[Tensor; 3]| {
         GatedMlp::new(weights.each_ref(), Ops::Torch).unwrap().forward(&row).unwrap()
     };
-    let mut expected = run(weights.shared.as_ref().unwrap());
+    let mut expected = run(&shared);
     for slot in 0..3 {
         let expert = usize::try_from(routing.expert_ids.int64_value(&[0, slot])).unwrap();
-        expected += run(&weights.experts[expert]) * routing.weights.double_value(&[0, slot]);
+        expected += run(&experts[expert]) * routing.weights.double_value(&[0, slot]);
     }
     check(&found.narrow(0, 4, 1), &expected);
 }

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use checkpoint_files::{Index, read_bounded};
 use model_config::{ModelConfig, TensorSpec};
 
+use crate::convert::kind_of;
 use crate::error::{Misplaced, Misshapen, WeightsError};
-use crate::load::kind_of;
 use crate::shard::{Entry, Shard};
 
 /// What a header says about a tensor.
@@ -30,7 +31,7 @@ pub struct TensorInfo<'a> {
 /// The files must not be modified while it lives; see [`torch_ext::mmap::map_file`].
 pub struct Checkpoint {
     dir: PathBuf,
-    shards: Vec<Shard>,
+    shards: Vec<Arc<Shard>>,
     /// Shard of each tensor of the checkpoint.
     shard_of: BTreeMap<String, usize>,
 }
@@ -55,7 +56,7 @@ impl Checkpoint {
         }
         let shard = Shard::open(single)?;
         let shard_of = shard.entries.keys().map(|name| (name.clone(), 0)).collect();
-        Ok(Self { dir, shards: vec![shard], shard_of })
+        Ok(Self { dir, shards: vec![Arc::new(shard)], shard_of })
     }
 
     fn open_indexed(dir: PathBuf, index: &Path) -> Result<Self, WeightsError> {
@@ -66,7 +67,8 @@ impl Checkpoint {
         if !absent.is_empty() {
             return Err(WeightsError::ShardsAbsent { index: index.to_path_buf(), absent });
         }
-        let shards = files.into_iter().map(Shard::open).collect::<Result<Vec<_>, _>>()?;
+        let open = |file| Shard::open(file).map(Arc::new);
+        let shards = files.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let idx_of: BTreeMap<&String, usize> = names.into_iter().zip(0..).collect();
         let mut misplaced = Vec::new();
         let mut shard_of = BTreeMap::new();
@@ -115,7 +117,7 @@ impl Checkpoint {
         })
     }
 
-    pub(crate) fn entry(&self, name: &str) -> Option<(&Shard, &Entry)> {
+    pub(crate) fn entry(&self, name: &str) -> Option<(&Arc<Shard>, &Entry)> {
         let shard = &self.shards[*self.shard_of.get(name)?];
         Some((shard, &shard.entries[name]))
     }

@@ -120,6 +120,13 @@ pub enum WeightsError {
         /// The shard that holds it.
         file: PathBuf,
         /// What libtorch said.
+        source: TensorError,
+    },
+    /// A tensor could not be moved to a device.
+    Device {
+        /// The tensor.
+        name: String,
+        /// What libtorch said.
         source: tch::TchError,
     },
     /// A dummy tensor could not be made.
@@ -184,6 +191,7 @@ impl fmt::Display for WeightsError {
             Self::Tensor { name, file, source } => {
                 write!(f, "cannot load {name} from {}: {source}", file.display())
             }
+            Self::Device { name, source } => write!(f, "cannot move {name}: {source}"),
             Self::Dummy { name, source } => write!(f, "cannot make {name}: {source}"),
         }
     }
@@ -214,6 +222,7 @@ impl std::error::Error for WeightsError {
             Self::BadHeader { source, .. } => Some(source),
             Self::MtpIncomplete { source, .. } => Some(source.as_ref()),
             Self::Tensor { source, .. } => Some(source),
+            Self::Device { source, .. } => Some(source),
             Self::Dummy { source, .. } => Some(source),
             _ => None,
         }

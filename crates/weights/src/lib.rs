@@ -8,7 +8,7 @@
 //! **Invariants**: an open [`Checkpoint`] has every tensor that its index names, inside the shard
 //! that the index names, and every shard is as long as its header says; [`Checkpoint::load`]
 //! returns every required tensor in its expected shape or an error that lists all that are not
-//! there. No tensor data is read before `load`.
+//! there. A tensor's data is read when it is taken out of the [`TensorMap`], not before.
 //!
 //! ```
 //! use model_config::ModelConfig;
@@ -26,11 +26,14 @@
 //! ```
 
 mod checkpoint;
+mod convert;
 pub mod dummy;
 mod error;
 mod inspect;
 mod load;
+mod progress;
 mod shard;
+mod tensor_map;
 
 #[cfg(test)]
 mod tests;
@@ -38,4 +41,5 @@ mod tests;
 pub use checkpoint::{Checkpoint, TensorInfo};
 pub use error::{Misplaced, Misshapen, WeightsError};
 pub use inspect::{CheckpointSummary, ParameterCounts};
-pub use load::{LoadFormat, TensorMap, load};
+pub use load::{LoadFormat, load};
+pub use tensor_map::TensorMap;

@@ -1,27 +1,15 @@
-//! Tensor data: from mapped bytes to libtorch tensors.
+//! What of a checkpoint is loaded, and how.
 
 use std::collections::HashMap;
 use std::path::Path;
 
-use half::bf16;
 use model_config::{LoadDtype, ModelConfig, TensorSpec};
-use safetensors::Dtype;
-use tch::{Device, Kind, TchError, Tensor};
-use torch_ext::{TensorError, empty, slice_mut};
+use tch::{Device, Kind, Tensor};
 
 use crate::checkpoint::Checkpoint;
-use crate::dummy::{self, DUMMY_SEED};
+use crate::dummy::DUMMY_SEED;
 use crate::error::WeightsError;
-
-/// The libtorch kind of a stored dtype; `None` if it cannot be loaded.
-pub(crate) fn kind_of(dtype: Dtype) -> Option<Kind> {
-    match dtype {
-        Dtype::F32 => Some(Kind::Float),
-        Dtype::F16 => Some(Kind::Half),
-        Dtype::BF16 => Some(Kind::BFloat16),
-        _ => None,
-    }
-}
+use crate::tensor_map::{Source, TensorMap};
 
 /// Where weights are from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,8 +21,8 @@ pub enum LoadFormat {
     Dummy,
 }
 
-/// Loads the tensors of the target and, for `drafting`, of the MTP layers, converted and moved as
-/// by [`Checkpoint::load`]. `dir` is the folder of `config`; dummy weights need nothing else of it.
+/// The tensors of the target and, for `drafting`, of the MTP layers, converted and moved as by
+/// [`Checkpoint::load`]. `dir` is the folder of `config`; dummy weights need nothing else of it.
 ///
 /// # Errors
 ///
@@ -62,89 +50,33 @@ pub fn load(
         LoadFormat::Dummy if drafting && config.num_mtp_layers == 0 => {
             Err(WeightsError::NoMtpLayers { dir: dir.to_path_buf() })
         }
-        LoadFormat::Dummy => TensorMap::dummy(&expected, DUMMY_SEED, device, kind),
+        LoadFormat::Dummy => Ok(TensorMap::dummy(&expected, DUMMY_SEED, device, kind)),
     }
-}
-
-/// Loaded tensors by checkpoint name. Model code takes each one out, so a tensor that nobody takes
-/// is easily found with [`TensorMap::names`].
-#[derive(Debug, Default)]
-pub struct TensorMap {
-    tensors: HashMap<String, Tensor>,
 }
 
 impl TensorMap {
-    /// Makes dummy values ([`dummy::fill`]) of the expected tensors, in the dtypes that
+    /// Dummy values ([`crate::dummy::fill`]) of the expected tensors, in the dtypes that
     /// [`Checkpoint::load`] would give them. Optional tensors are left out, as if the checkpoint
     /// had none of them.
-    ///
-    /// # Errors
-    ///
-    /// [`WeightsError::Dummy`] if libtorch fails, for example when memory is short.
-    pub fn dummy(
-        expected: &[TensorSpec],
-        seed: u64,
-        device: Device,
-        kind: Kind,
-    ) -> Result<Self, WeightsError> {
+    #[must_use]
+    pub fn dummy(expected: &[TensorSpec], seed: u64, device: Device, kind: Kind) -> Self {
         let required = expected.iter().filter(|spec| !spec.is_optional);
-        let tensors = required.map(|spec| {
-            let name = spec.name.clone();
-            match dummy_tensor(spec, seed, (device, loaded_kind(spec, kind))) {
-                Ok(tensor) => Ok((name, tensor)),
-                Err(source) => Err(WeightsError::Dummy { name, source }),
-            }
+        let sources = required.map(|spec| {
+            (spec.name.clone(), Source::Dummy(spec.clone(), seed, loaded_kind(spec, kind)))
         });
-        Ok(Self { tensors: tensors.collect::<Result<_, _>>()? })
-    }
-
-    /// Takes a tensor out.
-    ///
-    /// # Errors
-    ///
-    /// [`WeightsError::NotLoaded`] if it was not loaded or was already taken.
-    pub fn take(&mut self, name: &str) -> Result<Tensor, WeightsError> {
-        self.take_optional(name).ok_or_else(|| WeightsError::NotLoaded { name: name.to_owned() })
-    }
-
-    /// Takes a tensor out, if it is there.
-    pub fn take_optional(&mut self, name: &str) -> Option<Tensor> {
-        self.tensors.remove(name)
-    }
-
-    /// Adds or replaces a tensor.
-    pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) {
-        self.tensors.insert(name.into(), tensor);
-    }
-
-    /// Names of the tensors that were not taken yet, in no order.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.tensors.keys().map(String::as_str)
-    }
-
-    /// How many tensors were not taken yet.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.tensors.len()
-    }
-
-    /// Whether every tensor was taken.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.tensors.is_empty()
+        Self::new(sources.collect(), device)
     }
 }
 
 impl Checkpoint {
-    /// Loads the expected tensors, converted to `kind` (or float32 where
-    /// [`LoadDtype::Float32`] asks for it) and moved to `device`. Optional tensors that are absent
+    /// The expected tensors, to be converted to `kind` (or float32 where [`LoadDtype::Float32`]
+    /// asks for it) and moved to `device` when they are taken. Optional tensors that are absent
     /// are left out. The tensors of the checkpoint that are not expected are logged at debug
     /// level.
     ///
     /// # Errors
     ///
-    /// [`WeightsError::Unfit`] as [`Checkpoint::check`], before anything is loaded;
-    /// [`WeightsError::Tensor`] if libtorch fails, for example when memory is short.
+    /// [`WeightsError::Unfit`] as [`Checkpoint::check`].
     pub fn load(
         &self,
         expected: &[TensorSpec],
@@ -155,21 +87,23 @@ impl Checkpoint {
         for name in self.leftovers(expected) {
             tracing::debug!(tensor = name, "not used by this model");
         }
-        let mut tensors = TensorMap::default();
+        let mut sources = HashMap::new();
         for spec in expected {
-            if let Some(tensor) = self.tensor(&spec.name, device, loaded_kind(spec, kind))? {
-                tensors.insert(&spec.name, tensor);
+            if let Some((shard, entry)) = self.entry(&spec.name) {
+                let kind = loaded_kind(spec, kind);
+                let source = Source::Stored(shard.clone(), entry.clone(), kind);
+                sources.insert(spec.name.clone(), source);
             }
         }
-        Ok(tensors)
+        Ok(TensorMap::new(sources, device))
     }
 
-    /// Loads one tensor as it is shaped in the checkpoint; `None` if it is absent.
+    /// Reads one tensor as it is shaped in the checkpoint; `None` if it is absent.
     ///
     /// # Errors
     ///
     /// [`WeightsError::Unfit`] for a dtype that cannot be loaded; [`WeightsError::Tensor`] if
-    /// libtorch fails.
+    /// libtorch fails, for example when memory is short.
     pub fn tensor(
         &self,
         name: &str,
@@ -177,21 +111,8 @@ impl Checkpoint {
         kind: Kind,
     ) -> Result<Option<Tensor>, WeightsError> {
         let Some((shard, entry)) = self.entry(name) else { return Ok(None) };
-        let Some(stored_kind) = kind_of(entry.dtype) else {
-            return Err(WeightsError::Unfit {
-                dir: self.dir().to_path_buf(),
-                missing: Vec::new(),
-                misshapen: Vec::new(),
-                unsupported: vec![(name.to_owned(), format!("{:?}", entry.dtype))],
-            });
-        };
-        to_tensor(shard.data(entry), &entry.shape, stored_kind, (device, kind)).map(Some).map_err(
-            |source| WeightsError::Tensor {
-                name: name.to_owned(),
-                file: shard.file.clone(),
-                source,
-            },
-        )
+        let source = Source::Stored(shard.clone(), entry.clone(), kind);
+        TensorMap::new([(name.to_owned(), source)].into(), device).take_optional(name)
     }
 }
 
@@ -201,40 +122,4 @@ fn loaded_kind(spec: &TensorSpec, kind: Kind) -> Kind {
         LoadDtype::Model => kind,
         LoadDtype::Float32 => Kind::Float,
     }
-}
-
-fn dummy_tensor(
-    spec: &TensorSpec,
-    seed: u64,
-    (device, kind): (Device, Kind),
-) -> Result<Tensor, TensorError> {
-    let shape = sizes(&spec.shape);
-    // Rounded on the way, so that a large model needs no second copy.
-    let tensor = if kind == Kind::BFloat16 {
-        let mut tensor = empty::<bf16>(&shape)?;
-        dummy::fill(spec, seed, slice_mut(&mut tensor)?, bf16::from_f32);
-        tensor
-    } else {
-        let mut tensor = empty::<f32>(&shape)?;
-        dummy::fill(spec, seed, slice_mut(&mut tensor)?, |value: f32| value);
-        tensor.f_to_kind(kind)?
-    };
-    Ok(tensor.f_to_device(device)?)
-}
-
-fn sizes(shape: &[usize]) -> Vec<i64> {
-    shape.iter().map(|&n| n as i64).collect()
-}
-
-fn to_tensor(
-    bytes: &[u8],
-    shape: &[usize],
-    stored_kind: Kind,
-    target: (Device, Kind),
-) -> Result<Tensor, TchError> {
-    let shape = sizes(shape);
-    // This copies the bytes, so the tensor does not depend on the map. The shard's header was
-    // checked: the bytes are exactly as many as the shape and the dtype need.
-    let tensor = Tensor::f_from_data_size(bytes, &shape, stored_kind)?;
-    tensor.f_to_device(target.0)?.f_to_kind(target.1)
 }

@@ -6,11 +6,14 @@ use std::path::PathBuf;
 pub(crate) use checkpoint_files::Entry;
 use checkpoint_files::{Header, HeaderError, check_regular};
 use memmap2::Mmap;
-use torch_ext::mmap::map_file;
+use tch::{Kind, Tensor};
+use torch_ext::mmap::{map_file, release_pages};
 
+use crate::convert::{kind_of, to_tensor};
 use crate::error::WeightsError;
 
 /// A mapped file whose header was read and whose length agrees with it.
+#[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) file: PathBuf,
     pub(crate) entries: BTreeMap<String, Entry>,
@@ -33,7 +36,29 @@ impl Shard {
         }
     }
 
-    pub(crate) fn data(&self, entry: &Entry) -> &[u8] {
-        &self.map[entry.bytes.clone()]
+    /// Reads a tensor. What this has brought of the file into this process's memory is given back
+    /// to the system, which may keep it for others, so that a large file takes no memory here.
+    pub(crate) fn tensor(
+        &self,
+        name: &str,
+        entry: &Entry,
+        kind: Kind,
+    ) -> Result<Tensor, WeightsError> {
+        let Some(stored) = kind_of(entry.dtype) else {
+            return Err(WeightsError::Unfit {
+                dir: self.file.parent().unwrap_or(&self.file).to_path_buf(),
+                missing: Vec::new(),
+                misshapen: Vec::new(),
+                unsupported: vec![(name.to_owned(), format!("{:?}", entry.dtype))],
+            });
+        };
+        let bytes = &self.map[entry.bytes.clone()];
+        let tensor = to_tensor(bytes, &entry.shape, (stored, kind)).map_err(|source| {
+            WeightsError::Tensor { name: name.to_owned(), file: self.file.clone(), source }
+        });
+        if let Err(error) = release_pages(&self.map, entry.bytes.clone()) {
+            tracing::debug!(%error, tensor = name, "the pages of a tensor stay in memory");
+        }
+        tensor
     }
 }

@@ -192,9 +192,10 @@ DEVICE void down(const int* tiles, const int* n_tiles, const elem_t* act, int in
 
 }  // namespace moe_gemm
 
-// Two blocks of a multiprocessor hide each other's waits.
+// Two blocks of a multiprocessor hide each other's waits. HIP counts waves of a SIMD here, and two
+// of them would leave the larger tiles too few registers.
 #define MOE_KERNEL(TILE) \
-    extern "C" __global__ void __launch_bounds__(moe_gemm::TILE::THREADS, 2)
+    extern "C" __global__ void __launch_bounds__(moe_gemm::TILE::THREADS, TANDEM_HIP ? 1 : 2)
 
 #define MOE_GEMM(NAME, TILE)                                                                     \
     MOE_KERNEL(TILE)                                                                             \

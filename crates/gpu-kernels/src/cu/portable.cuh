@@ -187,8 +187,10 @@ DEVICE void copy16_async(void* shared, const void* global, bool real) {
                  "r"(n_bytes)
                  : "memory");
 #else
-    const uint4 zero = make_uint4(0, 0, 0, 0);
-    *reinterpret_cast<uint4*>(shared) = real ? *reinterpret_cast<const uint4*>(global) : zero;
+    // No conditional expression: of two lvalues it is one, which would force the zero into memory.
+    uint4 value = make_uint4(0, 0, 0, 0);
+    if (real) value = *reinterpret_cast<const uint4*>(global);
+    *reinterpret_cast<uint4*>(shared) = value;
 #endif
 }
 

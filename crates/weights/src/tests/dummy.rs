@@ -59,13 +59,13 @@ fn a_map_has_every_required_tensor_in_its_dtype() {
     let config = ModelConfig::load(&bundled("tiny-glm52")).unwrap();
     let mut expected = config.target_tensors();
     expected.extend(config.all_mtp_tensors());
-    let dummy = |expected: &[TensorSpec], kind| {
-        TensorMap::dummy(expected, DUMMY_SEED, Device::Cpu, kind).unwrap()
-    };
+    let dummy =
+        |expected: &[TensorSpec], kind| TensorMap::dummy(expected, DUMMY_SEED, Device::Cpu, kind);
     let mut exact = dummy(&expected, Kind::Float);
     let mut coarse = dummy(&expected, Kind::BFloat16);
     for spec in &expected {
-        let (exact, coarse) = (exact.take_optional(&spec.name), coarse.take_optional(&spec.name));
+        let [exact, coarse] =
+            [&mut exact, &mut coarse].map(|map| map.take_optional(&spec.name).unwrap());
         let (Some(exact), Some(coarse)) = (exact, coarse) else {
             assert!(spec.is_optional, "{} is missing", spec.name);
             continue;

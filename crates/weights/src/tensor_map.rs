@@ -1,0 +1,120 @@
+//! Tensors by name, made when they are taken.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use checkpoint_files::Entry;
+use model_config::TensorSpec;
+use tch::{Device, Kind, Tensor};
+
+use crate::convert::dummy_tensor;
+use crate::error::WeightsError;
+use crate::progress::Progress;
+use crate::shard::Shard;
+
+/// The tensors of a model by checkpoint name. Each one is read, converted and moved when it is
+/// taken, over the threads of the current rayon pool, so that a model that packs its weights never
+/// has all of them twice; a shard is unmapped with the last of its tensors. Model code takes each
+/// one out, so a tensor that nobody takes is easily found with [`TensorMap::names`].
+///
+/// How far taking has come is logged every few seconds.
+#[derive(Debug)]
+pub struct TensorMap {
+    sources: HashMap<String, Source>,
+    device: Device,
+    progress: Progress,
+}
+
+/// Where a tensor comes from.
+#[derive(Debug)]
+pub(crate) enum Source {
+    /// It is here already.
+    Made(Tensor),
+    /// Bytes of a shard, to be converted to a kind.
+    Stored(Arc<Shard>, Entry, Kind),
+    /// Dummy values of a seed in a kind.
+    Dummy(TensorSpec, u64, Kind),
+}
+
+impl Source {
+    /// Bytes that are read or made when it is taken.
+    fn n_bytes(&self) -> u64 {
+        match self {
+            Self::Made(_) => 0,
+            Self::Stored(_, entry, _) => entry.bytes.len() as u64,
+            Self::Dummy(spec, _, kind) => (spec.n_values() * kind.elt_size_in_bytes()) as u64,
+        }
+    }
+
+    fn make(self, name: &str) -> Result<Tensor, WeightsError> {
+        match self {
+            Self::Made(tensor) => Ok(tensor),
+            Self::Stored(shard, entry, kind) => shard.tensor(name, &entry, kind),
+            Self::Dummy(spec, seed, kind) => dummy_tensor(&spec, seed, kind)
+                .map_err(|source| WeightsError::Dummy { name: name.to_owned(), source }),
+        }
+    }
+}
+
+impl Default for TensorMap {
+    fn default() -> Self {
+        Self::new(HashMap::new(), Device::Cpu)
+    }
+}
+
+impl TensorMap {
+    pub(crate) fn new(sources: HashMap<String, Source>, device: Device) -> Self {
+        let n_total = sources.values().map(Source::n_bytes).sum();
+        Self { sources, device, progress: Progress::new(n_total, Instant::now()) }
+    }
+
+    /// Takes a tensor out.
+    ///
+    /// # Errors
+    ///
+    /// [`WeightsError::NotLoaded`] if it is not in the map or was already taken;
+    /// [`WeightsError::Tensor`] or [`WeightsError::Dummy`] if libtorch fails, for example when
+    /// memory is short.
+    pub fn take(&mut self, name: &str) -> Result<Tensor, WeightsError> {
+        let tensor = self.take_optional(name)?;
+        tensor.ok_or_else(|| WeightsError::NotLoaded { name: name.to_owned() })
+    }
+
+    /// Takes a tensor out, if it is there.
+    ///
+    /// # Errors
+    ///
+    /// As [`TensorMap::take`], but for an absent tensor.
+    pub fn take_optional(&mut self, name: &str) -> Result<Option<Tensor>, WeightsError> {
+        let Some(source) = self.sources.remove(name) else { return Ok(None) };
+        let n_bytes = source.n_bytes();
+        let tensor = source.make(name)?;
+        self.progress.log(n_bytes);
+        let on_device = tensor.f_to_device(self.device);
+        let no_room = |source| WeightsError::Device { name: name.to_owned(), source };
+        on_device.map(Some).map_err(no_room)
+    }
+
+    /// Adds or replaces a tensor.
+    pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) {
+        self.sources.insert(name.into(), Source::Made(tensor));
+    }
+
+    /// Names of the tensors that were not taken yet, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.sources.keys().map(String::as_str)
+    }
+
+    /// How many tensors were not taken yet.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// Whether every tensor was taken.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.sources.is_empty()
+    }
+}
