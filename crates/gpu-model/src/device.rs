@@ -100,7 +100,7 @@ impl<E: Element> Device<E> {
 
 fn rope(loader: &Loader<'_>) -> Result<Rope, ModelError> {
     let config = loader.config;
-    let dim = config.attention.qk_rope_head_dim;
+    let dim = config.attention.rope_dim();
     let n_positions = config.max_position_embeddings;
     let table = RotaryTable::new(&config.rope, dim, n_positions, tch::Device::Cpu)?;
     let (cos, sin) = table.cos_sin();

@@ -28,7 +28,8 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     pub(crate) fn of(config: &ModelConfig) -> Self {
-        let (mla, dsa, moe) = (&config.attention, config.dsa.as_ref(), config.moe.as_ref());
+        let mla = config.attention.mla().expect("GPU models have latent attention");
+        let (dsa, moe) = (config.dsa.as_ref(), config.moe.as_ref());
         let n_heads = mla.num_heads;
         Self {
             hidden: config.hidden_size,

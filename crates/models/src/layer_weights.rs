@@ -1,15 +1,14 @@
 //! From checkpoint names to layers.
 
-use model_config::ModelConfig;
-use nn_layers::{
-    GatedMlp, Indexer, IndexerWeights, Linear, MlaProjections, MlaWeights, MoeMlp, MoeParts, Ops,
-    RmsNorm,
-};
+use model_config::{AttentionConfig, ModelConfig};
+use nn_layers::{GatedMlp, Linear, MoeMlp, MoeParts, Ops, RmsNorm};
 use tch::Tensor;
 use weights::TensorMap;
 
-use crate::decoder_layer::{DecoderLayer, FeedForward};
+use crate::decoder_layer::{Attention, DecoderLayer, FeedForward};
+use crate::deepseek_v3::LatentAttention;
 use crate::error::LoadError;
+use crate::glm4_moe::GroupedAttention;
 
 /// Takes tensors out of a map and builds layers of them.
 pub(crate) struct LayerBuilder<'a> {
@@ -33,45 +32,21 @@ impl LayerBuilder<'_> {
         let layer = format!("model.layers.{layer_idx}");
         Ok(DecoderLayer {
             input_norm: self.norm(&format!("{layer}.input_layernorm"))?,
-            attention: self.attention(&format!("{layer}.self_attn"))?,
-            indexer: if self.config.has_indexer(layer_idx) {
-                Some(self.indexer(&format!("{layer}.self_attn.indexer"))?)
-            } else {
-                None
-            },
-            softmax_scale: self.config.softmax_scale(),
+            attention: self.attention(layer_idx)?,
             post_attention_norm: self.norm(&format!("{layer}.post_attention_layernorm"))?,
             feed_forward: self.feed_forward(&format!("{layer}.mlp"), layer_idx)?,
         })
     }
 
-    fn attention(&mut self, prefix: &str) -> Result<MlaProjections, LoadError> {
-        let config = self.config;
-        let has_q_latent = config.attention.q_lora_rank.is_some();
-        let mut weight = |name: &str| self.weight(&format!("{prefix}.{name}"));
-        let weights = MlaWeights {
-            q_a: weight(if has_q_latent { "q_a_proj" } else { "q_proj" })?,
-            q_b: if has_q_latent {
-                Some((weight("q_a_layernorm")?, weight("q_b_proj")?))
-            } else {
-                None
-            },
-            kv_a: weight("kv_a_proj_with_mqa")?,
-            kv_a_norm: weight("kv_a_layernorm")?,
-            kv_b: weight("kv_b_proj")?,
-            o: weight("o_proj")?,
-        };
-        Ok(MlaProjections::new(&weights, &config.attention, config.rms_norm_eps, self.ops)?)
-    }
-
-    fn indexer(&mut self, prefix: &str) -> Result<Indexer, LoadError> {
-        let dsa = self.config.dsa.as_ref().expect("an indexer belongs to sparse attention");
-        let mut weight = |name: &str| self.weight(&format!("{prefix}.{name}"));
-        let (q, k, k_norm) = (weight("wq_b")?, weight("wk")?, weight("k_norm")?);
-        let head_weights = weight("weights_proj")?;
-        let bias = self.tensors.take(&format!("{prefix}.k_norm.bias"))?;
-        let weights = IndexerWeights { q, k, k_norm: (k_norm, bias), head_weights };
-        Ok(Indexer::new(&weights, dsa, self.ops)?)
+    fn attention(&mut self, layer_idx: usize) -> Result<Attention, LoadError> {
+        Ok(match &self.config.attention {
+            AttentionConfig::Mla(mla) => {
+                Attention::Latent(LatentAttention::build(self, mla, layer_idx)?)
+            }
+            AttentionConfig::Gqa(gqa) => {
+                Attention::Grouped(GroupedAttention::build(self, gqa, layer_idx)?)
+            }
+        })
     }
 
     fn feed_forward(&mut self, prefix: &str, layer_idx: usize) -> Result<FeedForward, LoadError> {
@@ -104,7 +79,7 @@ impl LayerBuilder<'_> {
         Ok(GatedMlp::new(weights.each_ref(), self.ops)?)
     }
 
-    fn weight(&mut self, name: &str) -> Result<Tensor, LoadError> {
+    pub(crate) fn weight(&mut self, name: &str) -> Result<Tensor, LoadError> {
         Ok(self.tensors.take(&format!("{name}.weight"))?)
     }
 }
