@@ -10,7 +10,10 @@ use crate::{libtorch, process, serve, setup, sim, tools, workspace};
 
 pub(crate) const HELP: &str = "\
   control   what builds without libtorch, and 2,000 seeds of the simulation
-  device    what runs on libtorch, and the whole engine (provides libtorch if it is not there)
+  device    what runs on libtorch, and the whole engine (provides libtorch if it is not there),
+            then rocm
+  rocm      every GPU kernel, compiled for AMD's gfx90a and gfx942 without a GPU (installs Zig, for
+            its Clang, into the target folder at the first run)
   clients   the scripts of tests/clients: other people's clients against the server (installs them
             into the target folder at the first run; needs npm and python3 with venv), and of
             tests/page: the page in Chromium (installs that where it is missing, as root on Debian)
@@ -33,8 +36,11 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
         }),
         ["control"] => control(),
         ["device"] => device(),
+        ["rocm"] => rocm(&["-p".to_owned(), "gpu-kernels".to_owned()]),
         ["clients"] => clients(),
-        _ => bail!("test takes control, device, clients or nothing, not `{}`", args.join(" ")),
+        _ => {
+            bail!("test takes control, device, rocm, clients or nothing, not `{}`", args.join(" "))
+        }
     }
 }
 
@@ -54,6 +60,18 @@ fn device() -> Result<()> {
     process::stage("tests on libtorch (the first build compiles its binding: minutes)", || {
         let mut command = process::cargo(["test", "--quiet", "--release"]);
         process::run(command.args(&packages).envs(libtorch::loader_path()?))
+    })?;
+    // Of the same packages, so that nothing is built anew.
+    rocm(&packages)
+}
+
+fn rocm(packages: &[String]) -> Result<()> {
+    let zig = tools::zig()?;
+    process::stage("kernels for ROCm", || {
+        let mut command = process::cargo(["test", "--quiet", "--release", "--lib"]);
+        command.args(packages).envs(libtorch::loader_path()?).env("TANDEM_ZIG", &zig);
+        let filter = ["--ignored", "--nocapture", "every_kernel_compiles_for_rocm"];
+        process::run(command.arg("--").args(filter))
     })
 }
 

@@ -1,6 +1,6 @@
 //! Programs of others that checks and tests run, in `tools` of cargo's target folder: buf from npm,
-//! and a Python environment with gRPC and OpenAI clients. Each is made once for its pins. A browser
-//! is one of the system's packages.
+//! Zig from PyPI, and a Python environment with gRPC and OpenAI clients. Each is made once for its
+//! pins. A browser is one of the system's packages.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,6 +12,8 @@ use anyhow::{Context, Result, ensure};
 use crate::{process, setup, workspace};
 
 const BUF: &str = "@bufbuild/buf@1.75.0";
+
+const ZIG: &str = "ziglang==0.17.1";
 
 /// What the client tests import, and the programs that they start.
 const REQUIREMENTS: &str = "tests/clients/requirements.txt";
@@ -27,6 +29,20 @@ pub(crate) fn buf() -> Result<PathBuf> {
         )
     })?;
     Ok(folder.join("node_modules/.bin/buf"))
+}
+
+/// The program Zig, for its Clang and its linker, which know AMD's GPUs and need no other file.
+pub(crate) fn zig() -> Result<PathBuf> {
+    let folder = provide("zig", ZIG, |folder| {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]);
+        run_quietly(pip.args(["--no-compile", "--target"]).arg(folder).arg(ZIG)).context(
+            "pip could not install Zig: check the network and pip's configuration, and run again",
+        )?;
+        // 230 MB of headers and sources of C and Zig libraries.
+        setup::remove(&folder.join("ziglang/lib"))
+    })?;
+    Ok(folder.join("ziglang/zig"))
 }
 
 /// The folder of the programs of the Python environment, `python` among them.

@@ -4,9 +4,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
+use checkpoint_files::read_bounded;
 use serde_json::{Map, Value as Json};
 
 use crate::{ChatTemplate, ChatTemplateError};
+
+/// Bytes that a file may have. Old checkpoints list all their added tokens in the configuration.
+const MAX_FILE_BYTES: u64 = 1 << 26;
 
 /// Where a checkpoint has its special tokens.
 const CONFIG: &str = "tokenizer_config.json";
@@ -60,8 +64,11 @@ impl ChatTemplate {
     ///
     /// If a file cannot be read or is not what it should be, or the template has a syntax error.
     pub fn load_file(folder: &Path, file: &Path) -> Result<Self, ChatTemplateError> {
-        let source = std::fs::read_to_string(file)
-            .map_err(|source| ChatTemplateError::Read { file: file.to_owned(), source })?;
+        let absent = || ChatTemplateError::Read {
+            file: file.to_owned(),
+            source: io::ErrorKind::NotFound.into(),
+        };
+        let source = read(file)?.ok_or_else(absent)?;
         let config = read_config(&folder.join(CONFIG))?;
         Self::new(&file.to_string_lossy(), &source, special_tokens(&config))
     }
@@ -76,7 +83,10 @@ fn read_config(file: &Path) -> Result<Map<String, Json>, ChatTemplateError> {
 
 /// The text of a file; `None` if there is no such file.
 fn read(file: &Path) -> Result<Option<String>, ChatTemplateError> {
-    match std::fs::read_to_string(file) {
+    let text = read_bounded(file, MAX_FILE_BYTES).and_then(|bytes| {
+        String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    });
+    match text {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(ChatTemplateError::Read { file: file.to_owned(), source }),

@@ -3,9 +3,11 @@
 use std::marker::PhantomData;
 
 use gpu_runtime::{
-    Api, Args, DType, GemmElement, Gpu, GpuError, Kernel, Launch, Module, Program, Ptr, Stream,
-    View, ViewMut,
+    Api, Args, DType, GemmElement, Gpu, GpuError, Kernel, Launch, Module, Ptr, Stream, View,
+    ViewMut,
 };
+
+use crate::unit;
 
 /// Where the rows of a pass are, in the sequences and in the caches, on the device.
 ///
@@ -166,7 +168,7 @@ impl<E: GemmElement> Mla<E> {
         assert!((8..=512).contains(&kv_lora_rank) && n_heads > 0, "sizes are in range");
         let Splits { window, keys, most } = splits;
         assert!(keys.is_multiple_of(32) && keys > 0 && window > 0 && most > 0, "splits are valid");
-        let module = mla_module::<E>(gpu, sizes)?;
+        let module = unit::ATTENTION.build::<E>(gpu, &widths)?;
         let has_tiles = has_matrix_unit::<E>(gpu)
             && kv_lora_rank.is_multiple_of(64)
             && rope_dim.is_multiple_of(16)
@@ -320,40 +322,6 @@ fn shared_bytes(sizes: MlaSizes, n_rows: usize, n_stages: usize) -> u32 {
     as_u32(2 * (n_rows + n_stages * 32) * stride + n_rows * 40 * (2 + 4) + n_rows * 8)
 }
 
-fn mla_module<E: GemmElement>(gpu: &Gpu, sizes: MlaSizes) -> Result<Module, GpuError> {
-    let defines =
-        [("KV_LORA", sizes.kv_lora_rank.to_string()), ("ROPE", sizes.rope_dim.to_string())];
-    build::<E>(gpu, ("attention.cu", include_str!("cu/attention.cu")), &defines)
-}
-
-/// Compiles a source behind `portable.cuh` and `paged.cuh`.
-pub(crate) fn build<E: GemmElement>(
-    gpu: &Gpu,
-    source: (&str, &str),
-    defines: &[(&str, String)],
-) -> Result<Module, GpuError> {
-    with_program(E::DTYPE, source, defines, |program| gpu.compile(program))
-}
-
-fn with_program<T>(
-    dtype: DType,
-    (name, text): (&str, &str),
-    defines: &[(&str, String)],
-    compile: impl FnOnce(&Program<'_>) -> T,
-) -> T {
-    let all = ["portable.cuh", "paged.cuh", name].map(|name| format!("#include \"{name}\"\n"));
-    let all = all.concat();
-    let sources = [
-        ("module.cu", all.as_str()),
-        ("portable.cuh", include_str!("cu/portable.cuh")),
-        ("paged.cuh", include_str!("cu/paged.cuh")),
-        (name, text),
-    ];
-    let mut defines = defines.to_vec();
-    defines.push(("TANDEM_BF16", u8::from(dtype == DType::Bf16).to_string()));
-    compile(&Program { name, sources: &sources, defines: &defines })
-}
-
 /// Whether the kernels that need bf16 matrix products of the device are there.
 pub(crate) fn has_matrix_unit<E: GemmElement>(gpu: &Gpu) -> bool {
     let info = gpu.info();
@@ -368,40 +336,4 @@ pub(crate) fn as_i32(value: usize) -> i32 {
 
 pub(crate) fn as_u32(value: usize) -> u32 {
     u32::try_from(value).expect("sizes are below 2^32")
-}
-
-#[cfg(test)]
-mod tests {
-    use gpu_runtime::compile_only;
-
-    use super::*;
-
-    /// Every source compiles, where a compiler is at hand: on an architecture with the matrix unit
-    /// and on one without, at sizes that fill its tiles and at sizes that do not.
-    #[test]
-    fn sources_compile() {
-        let sources = [
-            ("attention.cu", include_str!("cu/attention.cu")),
-            ("indexer.cu", include_str!("cu/indexer.cu")),
-            ("sampling.cu", include_str!("cu/sampling.cu")),
-            ("step.cu", include_str!("cu/step.cu")),
-        ];
-        let sizes = [[512, 64, 32, 128], [64, 16, 4, 32], [40, 8, 3, 24]];
-        for (source, sizes) in sources.iter().flat_map(|s| sizes.map(|sizes| (*s, sizes))) {
-            let names = ["KV_LORA", "ROPE", "INDEX_HEADS", "INDEX_DIM"];
-            let defines: Vec<_> = names.into_iter().zip(sizes.map(|n| n.to_string())).collect();
-            for (dtype, arch) in
-                [(DType::Bf16, "sm_90"), (DType::F32, "sm_90"), (DType::Bf16, "sm_75")]
-            {
-                let code = with_program(dtype, source, &defines, |program| {
-                    compile_only(Api::Cuda, arch, program)
-                });
-                match code {
-                    Ok(code) => assert!(!code.is_empty()),
-                    Err(GpuError::MissingLibrary { .. }) => return,
-                    Err(error) => panic!("{} for {arch}: {error}", source.0),
-                }
-            }
-        }
-    }
 }

@@ -2,7 +2,8 @@
 
 use gpu_runtime::{Args, GemmElement, Gpu, GpuError, Kernel, Launch, Stream, View, ViewMut};
 
-use crate::attention::{as_i32, as_u32, build};
+use crate::attention::{as_i32, as_u32};
+use crate::unit;
 
 /// The kernel that fills the state of slots.
 #[derive(Debug)]
@@ -103,7 +104,7 @@ impl Begin {
     ///
     /// A failure of the compiler or the driver.
     pub fn new<E: GemmElement>(gpu: &Gpu) -> Result<Self, GpuError> {
-        let module = build::<E>(gpu, ("begin.cu", include_str!("cu/begin.cu")), &[])?;
+        let module = unit::BEGIN.build::<E>(gpu, &[])?;
         Ok(Self { begin: module.kernel("step_begin")? })
     }
 

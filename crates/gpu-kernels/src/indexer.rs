@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 
 use gpu_runtime::{Args, GemmElement, Gpu, GpuError, Kernel, Launch, Stream, View, ViewMut};
 
-use crate::attention::{PagedRows, SelectedKeys, as_i32, as_u32, build, has_matrix_unit};
+use crate::attention::{PagedRows, SelectedKeys, as_i32, as_u32, has_matrix_unit};
+use crate::unit;
 
 /// Sizes of a lightning indexer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,8 +77,7 @@ impl<E: GemmElement> Indexer<E> {
         let IndexSizes { n_heads, head_dim, topk } = sizes;
         assert!((1..=64).contains(&n_heads) && topk > 0, "sizes are in range");
         assert!((8..=128).contains(&head_dim) && head_dim.is_multiple_of(8), "head_dim is valid");
-        let defines = [("INDEX_HEADS", n_heads.to_string()), ("INDEX_DIM", head_dim.to_string())];
-        let module = build::<E>(gpu, ("indexer.cu", include_str!("cu/indexer.cu")), &defines)?;
+        let module = unit::INDEXER.build::<E>(gpu, &[n_heads, head_dim])?;
         let has_tiles = has_matrix_unit::<E>(gpu) && head_dim.is_multiple_of(16);
         let scores = if has_tiles { "index_scores" } else { "index_scores_plain" };
         Ok(Self {

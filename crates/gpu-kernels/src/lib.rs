@@ -15,13 +15,13 @@
 //! * Nothing is read back: every launch can be part of a captured graph. So what only the device
 //!   knows is checked there: an index out of range writes nothing, or NaN where a function says so.
 //!
-//! To add a source of layer kernels: put it into `src/cu`, add it to `SOURCES` and to
-//! `kernels.cu`, name its kernels in a `kernel_table!` of a module of its own, give [`Kernels`] the
-//! table as a field, and write the functions as methods of [`Kernels`] in that module. These
-//! sources are one translation unit behind `portable.cuh`: what a source does not share lies in a
-//! namespace of its own, and kernels, which are `extern "C"`, have names that are unique there. A
-//! source whose sizes the compiler must know (attention, indexer) is a program of its own, built
-//! for those sizes by a type of its own.
+//! To add a source of layer kernels: put it into `src/cu`, add it to `LAYERS` in `unit.rs`, name its
+//! kernels in a `kernel_table!` of a module of its own, give [`Kernels`] the table as a field, and
+//! write the functions as methods of [`Kernels`] in that module. These sources are one translation
+//! unit behind `portable.cuh`: what a source does not share lies in a namespace of its own, and
+//! kernels, which are `extern "C"`, have names that are unique there. A source whose sizes the
+//! compiler must know (attention, indexer) is a unit of its own, built for those sizes by a type of
+//! its own. `cargo xtask test rocm` compiles every unit for AMD's devices.
 //!
 //! # Example
 //!
@@ -49,7 +49,7 @@
 
 use std::marker::PhantomData;
 
-use gpu_runtime::{DType, GemmElement, Gpu, GpuError, Module, Program, Stream};
+use gpu_runtime::{GemmElement, Gpu, GpuError, Module, Stream};
 
 /// A struct of kernels, each named as in the source, and its `load` from a module.
 macro_rules! kernel_table {
@@ -60,6 +60,9 @@ macro_rules! kernel_table {
         }
 
         impl $table {
+            #[cfg(test)]
+            pub(crate) const NAMES: &[&str] = &[$(stringify!($kernel)),*];
+
             pub(crate) fn load(
                 module: &gpu_runtime::Module,
             ) -> Result<Self, gpu_runtime::GpuError> {
@@ -80,6 +83,7 @@ mod rope;
 mod router;
 mod sampling;
 mod step;
+mod unit;
 
 pub use attention::{Mla, MlaBatch, MlaSizes, PagedRows, SelectedKeys, Splits};
 pub use begin::{Begin, BeginState, OldState, SlotRecord};
@@ -91,19 +95,6 @@ pub use rope::{Heads, IndexKeys, MlaLatents, RopeTable};
 pub use router::{RouterScratch, RouterWeights, RoutingMut};
 pub use sampling::{AcceptedRuns, Sampling, Windows};
 pub use step::{Emitted, NextState, RowsMut, Slots, Step};
-
-/// The sources of a module. The first one includes the others, in their order.
-const SOURCES: &[(&str, &str)] = &[
-    ("kernels.cu", include_str!("cu/kernels.cu")),
-    ("portable.cuh", include_str!("cu/portable.cuh")),
-    ("rows.cuh", include_str!("cu/rows.cuh")),
-    ("norms.cu", include_str!("cu/norms.cu")),
-    ("rope.cu", include_str!("cu/rope.cu")),
-    ("elementwise.cu", include_str!("cu/elementwise.cu")),
-    ("router.cu", include_str!("cu/router.cu")),
-    ("moe.cu", include_str!("cu/moe.cu")),
-    ("moe_gemm.cu", include_str!("cu/moe_gemm.cu")),
-];
 
 /// The kernels for weights, activations and caches of type `E`, on one stream.
 ///
@@ -128,7 +119,7 @@ impl<E: GemmElement> Kernels<E> {
     ///
     /// As [`Gpu::compile`].
     pub fn new(gpu: &Gpu, stream: &Stream) -> Result<Self, GpuError> {
-        let module = gpu.compile(&program(E::DTYPE, &defines(E::DTYPE)))?;
+        let module = unit::LAYERS.build::<E>(gpu, &[])?;
         Self::load(gpu, stream, &module)
     }
 
@@ -147,18 +138,3 @@ impl<E: GemmElement> Kernels<E> {
         })
     }
 }
-
-fn defines(dtype: DType) -> [(&'static str, String); 1] {
-    [("TANDEM_BF16", u8::from(dtype == DType::Bf16).to_string())]
-}
-
-fn program<'a>(dtype: DType, defines: &'a [(&'a str, String)]) -> Program<'a> {
-    let name = match dtype {
-        DType::Bf16 => "gpu-kernels (bfloat16)",
-        DType::F32 => "gpu-kernels (float32)",
-    };
-    Program { name, sources: SOURCES, defines }
-}
-
-#[cfg(test)]
-mod tests;

@@ -3,7 +3,8 @@
 use gpu_runtime::{Args, DType, GemmElement, Gpu, GpuError, Kernel, Launch, Ptr};
 use gpu_runtime::{Stream, View, ViewMut};
 
-use crate::attention::{as_i32, as_u32, build};
+use crate::attention::{as_i32, as_u32};
+use crate::unit;
 
 /// The kernels of greedy sampling, for float32 logits and for those of the element `E`.
 #[derive(Debug)]
@@ -49,7 +50,7 @@ impl Sampling {
     ///
     /// A failure of the compiler or the driver.
     pub fn new<E: GemmElement>(gpu: &Gpu) -> Result<Self, GpuError> {
-        let module = build::<E>(gpu, ("sampling.cu", include_str!("cu/sampling.cu")), &[])?;
+        let module = unit::SAMPLING.build::<E>(gpu, &[])?;
         Ok(Self {
             dtype: E::DTYPE,
             argmax_elem: module.kernel("argmax_elem")?,

@@ -6,7 +6,8 @@
 
 use gpu_runtime::{Args, GemmElement, Gpu, GpuError, Kernel, Launch, Stream, View, ViewMut};
 
-use crate::attention::{as_i32, as_u32, build};
+use crate::attention::{as_i32, as_u32};
+use crate::unit;
 
 /// The kernels of step state.
 #[derive(Debug)]
@@ -82,7 +83,7 @@ impl Step {
     ///
     /// A failure of the compiler or the driver.
     pub fn new<E: GemmElement>(gpu: &Gpu) -> Result<Self, GpuError> {
-        let module = build::<E>(gpu, ("step.cu", include_str!("cu/step.cu")), &[])?;
+        let module = unit::STEP.build::<E>(gpu, &[])?;
         Ok(Self {
             verify: module.kernel("step_verify")?,
             draft: module.kernel("step_draft")?,

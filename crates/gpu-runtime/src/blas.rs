@@ -277,6 +277,23 @@ impl fmt::Debug for Blas {
 }
 
 impl Blas {
+    pub(crate) fn wanted(api: Api) -> Wanted {
+        match api {
+            Api::Cuda => Wanted {
+                what: "the BLAS library of CUDA",
+                names: &["libcublas.so.13", "libcublas.so.12"],
+                help: "install CUDA 12 or 13, or the package nvidia-cublas, and put its lib \
+                       folder on LD_LIBRARY_PATH",
+            },
+            Api::Rocm => Wanted {
+                what: "the BLAS library of ROCm",
+                names: &["libhipblas.so.3", "libhipblas.so.2", "libhipblas.so"],
+                help: "install ROCm 6 or later (package hipblas; Debian: libhipblas2) or a ROCm \
+                       build of PyTorch, and put its lib folder on LD_LIBRARY_PATH",
+            },
+        }
+    }
+
     /// Loads the library and ties it to a stream of the device.
     ///
     /// hipBLAS before release 3 takes no workspace; there the library allocates its own, which a
@@ -291,20 +308,7 @@ impl Blas {
             return invalid("the stream is of another device");
         }
         let api = gpu.info().api;
-        let library = gpu.options().libraries.load(match api {
-            Api::Cuda => &Wanted {
-                what: "the BLAS library of CUDA",
-                names: &["libcublas.so.13", "libcublas.so.12"],
-                help: "install CUDA 12 or 13, or the package nvidia-cublas, and put its lib \
-                       folder on LD_LIBRARY_PATH",
-            },
-            Api::Rocm => &Wanted {
-                what: "the BLAS library of ROCm",
-                names: &["libhipblas.so.3", "libhipblas.so.2", "libhipblas.so"],
-                help: "install hipBLAS of ROCm 6 or later and put its lib folder on \
-                       LD_LIBRARY_PATH",
-            },
-        })?;
+        let library = gpu.options().libraries.load(&Self::wanted(api))?;
         let table = BlasTable::fill(&library, api)?;
         // hipBLAS 2 has the interface of release 3 under names of its own.
         let (gemm, gemm_batched) = match api {

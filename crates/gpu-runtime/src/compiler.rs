@@ -47,25 +47,30 @@ pub struct Compiler {
 }
 
 impl Compiler {
+    pub(crate) fn wanted(api: Api) -> Wanted {
+        match api {
+            Api::Cuda => Wanted {
+                what: "the run-time compiler of CUDA",
+                names: &["libnvrtc.so.13", "libnvrtc.so.12"],
+                help: "install CUDA 12 or 13, or the package nvidia-cuda-nvrtc, and put its lib \
+                       folder on LD_LIBRARY_PATH",
+            },
+            Api::Rocm => Wanted {
+                what: "the run-time compiler of ROCm",
+                names: &["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"],
+                help: "install ROCm 6 or later (package hip-runtime-amd; Debian: libhiprtc6) or a \
+                       ROCm build of PyTorch, and put its lib folder on LD_LIBRARY_PATH",
+            },
+        }
+    }
+
     /// Loads the vendor's compiler.
     ///
     /// # Errors
     ///
     /// [`GpuError::MissingLibrary`] where it is not installed, in one line.
     pub fn load(api: Api, libraries: &Libraries) -> Result<Self, GpuError> {
-        let library = libraries.load(match api {
-            Api::Cuda => &Wanted {
-                what: "the run-time compiler of CUDA",
-                names: &["libnvrtc.so.13", "libnvrtc.so.12"],
-                help: "install CUDA 12 or 13, or the package nvidia-cuda-nvrtc, and put its lib \
-                       folder on LD_LIBRARY_PATH",
-            },
-            Api::Rocm => &Wanted {
-                what: "the run-time compiler of ROCm",
-                names: &["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"],
-                help: "install ROCm 6 or later and put its lib folder on LD_LIBRARY_PATH",
-            },
-        })?;
+        let library = libraries.load(&Self::wanted(api))?;
         let rtc = Rtc::fill(&library, api)?;
         let mut version = (0, 0);
         // SAFETY: both numbers are written where they point.

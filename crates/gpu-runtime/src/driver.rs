@@ -114,21 +114,26 @@ c_table! {
 }
 
 impl Driver {
-    /// Loads and initialises the driver, and counts its devices.
-    pub(crate) fn load(api: Api, libraries: &Libraries) -> Result<(Self, Loaded, u32), GpuError> {
-        let library = libraries.load(match api {
-            Api::Cuda => &Wanted {
+    pub(crate) fn wanted(api: Api) -> Wanted {
+        match api {
+            Api::Cuda => Wanted {
                 what: "the NVIDIA driver",
                 names: &["libcuda.so.1"],
                 help: "install the driver of the GPU, or choose --device cpu",
             },
-            Api::Rocm => &Wanted {
+            Api::Rocm => Wanted {
                 what: "the HIP runtime of ROCm",
                 names: &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"],
-                help: "install ROCm 6 or later and put its lib folder on LD_LIBRARY_PATH, or \
+                help: "install ROCm 6 or later (package hip-runtime-amd; Debian: libamdhip64-6) \
+                       or a ROCm build of PyTorch, and put its lib folder on LD_LIBRARY_PATH, or \
                        choose --device cpu",
             },
-        })?;
+        }
+    }
+
+    /// Loads and initialises the driver, and counts its devices.
+    pub(crate) fn load(api: Api, libraries: &Libraries) -> Result<(Self, Loaded, u32), GpuError> {
+        let library = libraries.load(&Self::wanted(api))?;
         let driver = Self::fill(&library, api)?;
         let mut n_devices = 0;
         // SAFETY: no flag is defined.

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
-use crate::GpuError;
+use crate::driver::Driver;
+use crate::{Api, Blas, Compiler, GpuError};
 
 /// Where libraries are looked for.
 #[derive(Clone, Debug)]
@@ -34,6 +35,17 @@ impl Libraries {
     #[must_use]
     pub fn only(folders: impl IntoIterator<Item = PathBuf>) -> Self {
         Self { loader: false, folders: folders.into_iter().collect() }
+    }
+
+    /// The file of each library that a device of `api` needs when it runs: the driver, the run-time
+    /// compiler and BLAS, in this order. Needs no device.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError::MissingLibrary`] in place of a library that cannot be loaded, in one line.
+    pub fn needed(&self, api: Api) -> [Result<String, GpuError>; 3] {
+        let wanted = [Driver::wanted(api), Compiler::wanted(api), Blas::wanted(api)];
+        wanted.map(|wanted| self.load(&wanted).map(|library| library.name))
     }
 
     /// The first of `names` that can be loaded, each name tried everywhere before the next.

@@ -10,6 +10,7 @@ use kernels::{
     PackedLinear, PagedRows, Router, RouterConfig, RouterScoring, SelectedKeys, SwiGluMlp,
     argmax_rows, lightning_index, mla_attention, rms_norm, store_fp8_key,
 };
+use quantization::{Codes, QuantizedMatrix, Scales};
 
 fn values(n: usize) -> Vec<f32> {
     (0..n).map(|i| (i * 7919 % 1009) as f32 / 1009.0 - 0.5).collect()
@@ -35,6 +36,50 @@ fn linear(c: &mut Criterion) {
                 let id = BenchmarkId::new(format!("{n_in}x{n_out}/{storage}"), n_rows);
                 group.bench_function(id, |b| b.iter(|| layer.forward(black_box(&x), &mut y)));
             }
+        }
+    }
+    group.finish();
+}
+
+/// What weights that stay quantised cost or save, where they come from memory and not from a cache:
+/// calls go around over more bytes of layers than caches hold.
+fn quantized(c: &mut Criterion) {
+    const N_BYTES: usize = 400 << 20;
+    let (n_in, n_out) = (7168, 2048);
+    let mut group = c.benchmark_group("quantized");
+    let weight = values(n_in * n_out);
+    let blocks = |block: [usize; 2]| {
+        let n_scales = n_out.div_ceil(block[0]) * n_in.div_ceil(block[1]);
+        Scales::Blocks { block, values: vec![0.01; n_scales] }
+    };
+    let groups = || Scales::Groups { group: 32, exponents: vec![120; n_out * n_in / 32] };
+    let bytes = |n| (0..n).map(|i| (i * 7919 % 126) as u8 | (i % 2 << 7) as u8).collect();
+    let e4m3 = |scales| {
+        let matrix = QuantizedMatrix::new([n_out, n_in], Codes::E4m3(bytes(n_in * n_out)), scales);
+        PackedLinear::from_quantized(&matrix.expect("scales fit"))
+    };
+    let e2m1 = |scales| {
+        let codes = Codes::E2m1(bytes(n_in * n_out / 2));
+        let matrix = QuantizedMatrix::new([n_out, n_in], codes, scales);
+        PackedLinear::from_quantized(&matrix.expect("scales fit"))
+    };
+    for (storage, layer, n_bits) in [
+        ("f32", PackedLinear::from_f32(&weight, n_in), 32),
+        ("bf16", PackedLinear::from_bf16(&narrow(&weight), n_in), 16),
+        ("fp8-block", e4m3(blocks([128, 128])), 8),
+        ("fp8-channel", e4m3(blocks([1, n_in])), 8),
+        ("mxfp8", e4m3(groups()), 8),
+        ("mxfp4", e2m1(groups()), 4),
+    ] {
+        let layers = vec![layer; (8 * N_BYTES / (n_in * n_out * n_bits)).max(1)];
+        for n_rows in [1, 4, 64] {
+            let x = values(n_rows * n_in);
+            let mut y = vec![0.0; n_rows * n_out];
+            let mut next = layers.iter().cycle();
+            group.throughput(Throughput::Elements((n_rows * n_in * n_out) as u64));
+            group.bench_function(BenchmarkId::new(storage, n_rows), |b| {
+                b.iter(|| next.next().expect("a cycle").forward(black_box(&x), &mut y));
+            });
         }
     }
     group.finish();
@@ -196,5 +241,5 @@ fn small(c: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, linear, attention, sparse, moe, small);
+criterion_group!(benches, linear, quantized, attention, sparse, moe, small);
 criterion_main!(benches);

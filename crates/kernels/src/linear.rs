@@ -1,17 +1,23 @@
 //! Linear layers with packed weights.
 
+use std::ops::Range;
+
 use half::bf16;
-use rayon::prelude::*;
+use quantization::{Codes, QuantizedMatrix};
 
 use crate::parallel::{Disjoint, for_each_task, n_threads};
-use crate::simd::{F32x16, Isa, Kernel, LANES, Lanes, dispatch};
+use crate::simd::{Isa, dispatch};
 
-/// Outputs of a panel: two vectors.
-const PANEL: usize = 2 * LANES;
+mod panels;
+mod quantized;
+mod tile;
+
+use panels::{Bf16Row, E2m1Row, E4m3Row, F32Row, PANEL, PanelRow, join, pack};
+use quantized::QuantizedPanels;
+use tile::{Input, Output, Tile};
+
 /// Panels of a task.
 const TASK_PANELS: usize = 4;
-/// Inputs that are packed at once.
-const PACK_INPUTS: usize = 64;
 /// Rows of a task, a multiple of the tallest register tile.
 const TASK_ROWS: usize = 64;
 
@@ -19,10 +25,18 @@ const TASK_ROWS: usize = 64;
 ///
 /// The weight `[n_out, n_in]` is stored as panels of 32 outputs, each `[n_in, 32]` and padded with
 /// zero outputs. Every output element is one chain of fused multiply-adds over the inputs in
-/// ascending order, in f32, whatever the storage type and the batch.
+/// ascending order, in f32, whatever the storage type and the batch: a quantised weight gives the
+/// bits that its values in f32 give.
 #[derive(Clone, Debug)]
 pub struct PackedLinear {
     n_in: usize,
+    n_out: usize,
+    /// One behind the other along the outputs; at least one.
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug)]
+struct Part {
     n_out: usize,
     panels: Panels,
 }
@@ -31,52 +45,8 @@ pub struct PackedLinear {
 enum Panels {
     F32(Vec<F32Row>),
     Bf16(Vec<Bf16Row>),
-}
-
-/// The weights of one input and the outputs of one panel.
-trait PanelRow: Copy + Send + Sync {
-    type Element: Copy + Sync;
-    const ZERO: Self;
-
-    /// Sets the weight of an output, which is zero so far.
-    fn set(&mut self, output: usize, weight: Self::Element);
-    fn load<V: F32x16>(&self) -> [V; 2];
-}
-
-#[derive(Clone, Copy, Debug)]
-struct F32Row([Lanes; 2]);
-
-/// Word `i` holds output `i` in its low half and output `16 + i` in its high half.
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-struct Bf16Row([u32; LANES]);
-
-impl PanelRow for F32Row {
-    type Element = f32;
-    const ZERO: Self = Self([Lanes::ZERO; 2]);
-
-    fn set(&mut self, output: usize, weight: f32) {
-        self.0[output / LANES].0[output % LANES] = weight;
-    }
-
-    #[inline(always)]
-    fn load<V: F32x16>(&self) -> [V; 2] {
-        [V::load(&self.0[0].0), V::load(&self.0[1].0)]
-    }
-}
-
-impl PanelRow for Bf16Row {
-    type Element = bf16;
-    const ZERO: Self = Self([0; LANES]);
-
-    fn set(&mut self, output: usize, weight: bf16) {
-        self.0[output % LANES] |= u32::from(weight.to_bits()) << (16 * (output / LANES));
-    }
-
-    #[inline(always)]
-    fn load<V: F32x16>(&self) -> [V; 2] {
-        V::load_bf16_pair(&self.0)
-    }
+    E4m3(QuantizedPanels<E4m3Row>),
+    E2m1(QuantizedPanels<E2m1Row>),
 }
 
 impl PackedLinear {
@@ -88,7 +58,7 @@ impl PackedLinear {
     #[must_use]
     pub fn from_f32(weight: &[f32], n_in: usize) -> Self {
         let n_out = count_outputs(weight.len(), n_in);
-        Self { n_in, n_out, panels: Panels::F32(pack(weight, n_in)) }
+        Self::of_part(n_in, n_out, Panels::F32(pack(weight, n_in)))
     }
 
     /// Packs a bf16 weight `[n_out, n_in]`, row-major; it stays bf16 in memory.
@@ -99,7 +69,72 @@ impl PackedLinear {
     #[must_use]
     pub fn from_bf16(weight: &[bf16], n_in: usize) -> Self {
         let n_out = count_outputs(weight.len(), n_in);
-        Self { n_in, n_out, panels: Panels::Bf16(pack(weight, n_in)) }
+        Self::of_part(n_in, n_out, Panels::Bf16(pack(weight, n_in)))
+    }
+
+    /// Packs a quantised weight; its codes and scales stay as they are in memory, unless there is
+    /// a NaN among them or a scale of 2^120 or more: then the weight becomes f32.
+    ///
+    /// # Panics
+    ///
+    /// If the weight has no columns.
+    #[must_use]
+    pub fn from_quantized(weight: &QuantizedMatrix) -> Self {
+        let (n_in, n_out) = (weight.n_in(), weight.n_out());
+        assert!(n_in > 0, "the weight is [n_out, n_in]");
+        let panels = match weight.codes() {
+            Codes::E4m3(codes) => QuantizedPanels::new(weight, codes).map(Panels::E4m3),
+            Codes::E2m1(codes) => QuantizedPanels::new(weight, codes).map(Panels::E2m1),
+        };
+        let panels = panels.unwrap_or_else(|| {
+            let mut values = vec![0.0; n_in * n_out];
+            for (row, values) in values.chunks_exact_mut(n_in).enumerate() {
+                weight.dequantize_row(row, values);
+            }
+            Panels::F32(pack(&values, n_in))
+        });
+        Self::of_part(n_in, n_out, panels)
+    }
+
+    /// One layer of the outputs of some, one behind the other.
+    ///
+    /// # Panics
+    ///
+    /// If there is none or they differ in their inputs.
+    #[must_use]
+    pub fn stack(layers: impl IntoIterator<Item = Self>) -> Self {
+        let mut layers = layers.into_iter();
+        let mut stack = layers.next().expect("a stack has at least one layer");
+        for layer in layers {
+            assert_eq!(layer.n_in, stack.n_in, "layers of a stack have the same inputs");
+            stack.n_out += layer.n_out;
+            for part in layer.parts {
+                stack.push(part);
+            }
+        }
+        stack
+    }
+
+    fn of_part(n_in: usize, n_out: usize, panels: Panels) -> Self {
+        Self { n_in, n_out, parts: vec![Part { n_out, panels }] }
+    }
+
+    /// Appends a part, to the last one if it can: longer parts make better tasks.
+    fn push(&mut self, mut part: Part) {
+        let last = self.parts.last_mut().expect("a layer has a part");
+        let is_joined = last.n_out.is_multiple_of(PANEL)
+            && match (&mut last.panels, &mut part.panels) {
+                (Panels::F32(last), Panels::F32(part)) => join(last, part),
+                (Panels::Bf16(last), Panels::Bf16(part)) => join(last, part),
+                (Panels::E4m3(last), Panels::E4m3(part)) => last.join(part),
+                (Panels::E2m1(last), Panels::E2m1(part)) => last.join(part),
+                _ => false,
+            };
+        if is_joined {
+            last.n_out += part.n_out;
+        } else {
+            self.parts.push(part);
+        }
     }
 
     /// Inputs of a row.
@@ -123,188 +158,92 @@ impl PackedLinear {
         self.forward_on(Isa::detect(), x, y);
     }
 
-    /// The cost of a call; reading a byte of the weight takes as long as two multiply-adds.
+    /// The cost of a call, in multiply-adds.
     pub(crate) fn cost(&self, n_rows: usize) -> usize {
-        let n_bytes = match self.panels {
-            Panels::F32(_) => size_of::<f32>(),
-            Panels::Bf16(_) => size_of::<bf16>(),
-        };
-        self.n_in * self.n_out * (n_rows + 2 * n_bytes)
+        let parts = self.parts.iter();
+        parts.map(|part| part.n_out * self.n_in * (n_rows + part.panels.cost_of_weight())).sum()
     }
 
     pub(crate) fn forward_on(&self, isa: Isa, x: &[f32], y: &mut [f32]) {
         assert!(x.len().is_multiple_of(self.n_in), "x is [n_rows, n_in]");
         let n_rows = x.len() / self.n_in;
         assert_eq!(y.len(), n_rows * self.n_out, "y is [n_rows, n_out]");
-        match &self.panels {
-            Panels::F32(panels) => self.run(isa, panels, x, y),
-            Panels::Bf16(panels) => self.run(isa, panels, x, y),
-        }
-    }
-
-    fn run<W: PanelRow>(&self, isa: Isa, panels: &[W], x: &[f32], y: &mut [f32]) {
-        let n_rows = x.len() / self.n_in;
-        let n_column_tasks = self.n_out.div_ceil(PANEL * TASK_PANELS);
+        let n_column_tasks: usize = self.parts.iter().map(Part::n_tasks).sum();
         let n_tasks = n_column_tasks * n_rows.div_ceil(TASK_ROWS);
         let y = Disjoint::new(y);
         for_each_task(n_tasks, n_threads(self.cost(n_rows)), |task| {
             let first_row = task / n_column_tasks * TASK_ROWS;
             let row_end = n_rows.min(first_row + TASK_ROWS);
-            let first_panel = task % n_column_tasks * TASK_PANELS;
-            let panels = &panels[first_panel * self.n_in..];
-            let tile = Tile {
-                x: &x[first_row * self.n_in..row_end * self.n_in],
-                n_in: self.n_in,
-                panels: &panels[..panels.len().min(TASK_PANELS * self.n_in)],
+            let x = &x[first_row * self.n_in..row_end * self.n_in];
+            let input = Input { x, stride: self.n_in, n_in: self.n_in };
+            let (part, part_output, part_task) = self.column_task(task % n_column_tasks);
+            let panels = part_task * TASK_PANELS..(part_task + 1) * TASK_PANELS;
+            let panels = panels.start..panels.end.min(part.n_out.div_ceil(PANEL));
+            let output = Output {
                 y: &y,
-                n_out: self.n_out,
+                stride: self.n_out,
                 first_row,
-                first_output: first_panel * PANEL,
+                first_output: part_output + panels.start * PANEL,
+                output_end: part_output + part.n_out,
             };
-            dispatch(isa, tile);
+            part.panels.run(isa, panels, input, output);
         });
     }
+
+    /// The part of a task over the parts, its first output and the task among its own.
+    fn column_task(&self, mut task: usize) -> (&Part, usize, usize) {
+        let mut first_output = 0;
+        for part in &self.parts {
+            if task < part.n_tasks() {
+                return (part, first_output, task);
+            }
+            task -= part.n_tasks();
+            first_output += part.n_out;
+        }
+        unreachable!("a task has its part")
+    }
+}
+
+impl Part {
+    fn n_tasks(&self) -> usize {
+        self.n_out.div_ceil(PANEL * TASK_PANELS)
+    }
+}
+
+impl Panels {
+    /// What it costs to have a weight at hand, in multiply-adds: reading a byte takes as long as
+    /// two of them, and decoding a code as reading a few bytes.
+    fn cost_of_weight(&self) -> usize {
+        match self {
+            Self::F32(_) | Self::E4m3(_) | Self::E2m1(_) => 8,
+            Self::Bf16(_) => 4,
+        }
+    }
+
+    fn run(&self, isa: Isa, range: Range<usize>, input: Input<'_>, output: Output<'_>) {
+        match self {
+            Self::F32(panels) => run_tile(isa, panels, range, input, output),
+            Self::Bf16(panels) => run_tile(isa, panels, range, input, output),
+            Self::E4m3(panels) => panels.run(isa, range, input, output),
+            Self::E2m1(panels) => panels.run(isa, range, input, output),
+        }
+    }
+}
+
+fn run_tile<W: PanelRow>(
+    isa: Isa,
+    panels: &[W],
+    range: Range<usize>,
+    input: Input<'_>,
+    output: Output<'_>,
+) {
+    let panels = &panels[range.start * input.n_in..range.end * input.n_in];
+    dispatch(isa, Tile { input, panels, output, is_continued: false });
 }
 
 fn count_outputs(n_weights: usize, n_in: usize) -> usize {
     assert!(n_in > 0 && n_weights.is_multiple_of(n_in), "the weight is [n_out, n_in]");
     n_weights / n_in
-}
-
-fn pack<W: PanelRow>(weight: &[W::Element], n_in: usize) -> Vec<W> {
-    let n_panels = (weight.len() / n_in).div_ceil(PANEL);
-    let mut panels = Vec::new();
-    (0..n_panels * n_in).into_par_iter().map(|_| W::ZERO).collect_into_vec(&mut panels);
-    let outputs = weight.par_chunks(PANEL * n_in);
-    panels.par_chunks_mut(n_in).zip(outputs).for_each(|(panel, rows)| {
-        // A few inputs at a time, so that what is written stays in the nearest cache.
-        for first in (0..n_in).step_by(PACK_INPUTS) {
-            let inputs = first..n_in.min(first + PACK_INPUTS);
-            for (output, row) in rows.chunks_exact(n_in).enumerate() {
-                for (dst, &weight) in panel[inputs.clone()].iter_mut().zip(&row[inputs.clone()]) {
-                    dst.set(output, weight);
-                }
-            }
-        }
-    });
-    panels
-}
-
-/// Some rows times some panels.
-struct Tile<'a, W> {
-    /// `[n_rows, n_in]`.
-    x: &'a [f32],
-    n_in: usize,
-    /// `[n_panels, n_in]`.
-    panels: &'a [W],
-    /// The whole output, `[.., n_out]`; this tile owns its rows and panels of it.
-    y: &'a Disjoint<'a, f32>,
-    n_out: usize,
-    first_row: usize,
-    first_output: usize,
-}
-
-impl<W: PanelRow> Kernel for Tile<'_, W> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<V: F32x16>(self) {
-        let n_rows = self.x.len() / self.n_in;
-        let mut row = 0;
-        while row < n_rows {
-            row += self.rows::<V>(row, n_rows - row);
-        }
-    }
-}
-
-impl<W: PanelRow> Tile<'_, W> {
-    /// Computes the next rows, at most as many as a register tile holds, and says how many.
-    ///
-    /// Few rows take several panels at once, so that enough chains hide the latency.
-    #[inline(always)]
-    fn rows<V: F32x16>(&self, row: usize, n_left: usize) -> usize {
-        let tallest = if V::WIDE { 8 } else { 3 };
-        let n_rows = n_left.min(tallest);
-        match (n_rows, V::WIDE) {
-            (1, true) => self.columns::<V, 1, 4>(row),
-            (1, false) => self.columns::<V, 1, 2>(row),
-            (2, true) => self.columns::<V, 2, 4>(row),
-            (2, false) => self.columns::<V, 2, 1>(row),
-            (3, true) => self.columns::<V, 3, 2>(row),
-            (3, false) => self.columns::<V, 3, 1>(row),
-            (4, _) => self.columns::<V, 4, 2>(row),
-            (5, _) => self.columns::<V, 5, 2>(row),
-            (6, _) => self.columns::<V, 6, 2>(row),
-            (7, _) => self.columns::<V, 7, 1>(row),
-            _ => self.columns::<V, 8, 1>(row),
-        }
-        n_rows
-    }
-
-    /// `R` rows times all panels of the tile, `P` at a time.
-    #[inline(always)]
-    fn columns<V: F32x16, const R: usize, const P: usize>(&self, row: usize) {
-        let n_panels = self.panels.len() / self.n_in;
-        let mut panel = 0;
-        while panel + P <= n_panels {
-            self.micro::<V, R, P>(row, panel);
-            panel += P;
-        }
-        while panel < n_panels {
-            self.micro::<V, R, 1>(row, panel);
-            panel += 1;
-        }
-    }
-
-    #[inline(always)]
-    fn micro<V: F32x16, const R: usize, const P: usize>(&self, row: usize, panel: usize) {
-        let n_in = self.n_in;
-        let x = &self.x[row * n_in..(row + R) * n_in];
-        let panels = &self.panels[panel * n_in..(panel + P) * n_in];
-        let mut sums = [[[V::splat(0.0); 2]; P]; R];
-        for k in 0..n_in {
-            let mut weights = [[V::splat(0.0); 2]; P];
-            for (p, weights) in weights.iter_mut().enumerate() {
-                // SAFETY: `panels` holds P * n_in rows, p < P and k < n_in.
-                *weights = unsafe { panels.get_unchecked(p * n_in + k) }.load();
-            }
-            for (r, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: `x` holds R * n_in values, r < R and k < n_in.
-                let value = V::splat(*unsafe { x.get_unchecked(r * n_in + k) });
-                for (sums, weights) in sums.iter_mut().zip(&weights) {
-                    sums[0] = value.mul_add(weights[0], sums[0]);
-                    sums[1] = value.mul_add(weights[1], sums[1]);
-                }
-            }
-        }
-        for (r, sums) in sums.into_iter().enumerate() {
-            for (p, sums) in sums.into_iter().enumerate() {
-                self.store(row + r, panel + p, sums);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn store<V: F32x16>(&self, row: usize, panel: usize, sums: [V; 2]) {
-        let output = self.first_output + panel * PANEL;
-        let n_outputs = (self.n_out - output).min(PANEL);
-        let start = (self.first_row + row) * self.n_out + output;
-        // SAFETY: an element of the output belongs to one row and one panel, hence to one tile,
-        // and a tile stores it once.
-        let y = unsafe { self.y.slice(start, n_outputs) };
-        let mut lanes = [[0.0; LANES]; 2];
-        match y.as_chunks_mut::<LANES>() {
-            ([low, high], []) => {
-                sums[0].store(low);
-                sums[1].store(high);
-            }
-            _ => {
-                sums[0].store(&mut lanes[0]);
-                sums[1].store(&mut lanes[1]);
-                y.copy_from_slice(&lanes.as_flattened()[..n_outputs]);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,19 @@ pub struct SwiGluMlp {
 }
 
 impl SwiGluMlp {
+    /// From gate and up `[width, hidden]` and down `[hidden, width]`.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes do not fit together.
+    #[must_use]
+    pub fn new(gate: PackedLinear, up: PackedLinear, down: PackedLinear) -> Self {
+        assert_eq!(gate.n_out(), up.n_out(), "gate and up have one shape");
+        assert_eq!(gate.n_out(), down.n_in(), "down is [hidden, width]");
+        assert_eq!(gate.n_in(), down.n_out(), "down is [hidden, width]");
+        Self { gate_up: PackedLinear::stack([gate, up]), down }
+    }
+
     /// Packs `gate` and `up` `[width, hidden]` and `down` `[hidden, width]`.
     ///
     /// # Panics

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::error::ConfigError;
 use crate::generation::GenerationConfig;
+use crate::quantization::QuantizationConfig;
 use crate::raw::RawConfig;
 
 /// Which model code runs a checkpoint.
@@ -12,7 +13,8 @@ use crate::raw::RawConfig;
 pub enum Architecture {
     /// DeepSeek-V2, V2.5 and V2-Lite: latent attention, and softmax routers without a bias.
     DeepseekV2,
-    /// DeepSeek-V3, R1, Moonlight and Kimi-K2: MLA attention, routed experts, MTP layers.
+    /// DeepSeek-V3, R1, Moonlight, Kimi-K2 and GLM-4.7-Flash: MLA attention, routed experts, MTP
+    /// layers.
     DeepseekV3,
     /// DeepSeek-V3.2: the same, and always sparse attention.
     DeepseekV32,
@@ -91,6 +93,8 @@ pub struct ModelConfig {
     pub rope: RopeConfig,
     /// The mixture of experts; `None` if every layer is dense.
     pub moe: Option<MoeConfig>,
+    /// How weights are quantised; `None` if no tensor is.
+    pub quantization: Option<QuantizationConfig>,
 }
 
 /// The attention of a model.

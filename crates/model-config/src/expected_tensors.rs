@@ -1,6 +1,7 @@
 //! The tensors that a validated model must bring, by name and shape.
 
 use crate::config::{AttentionConfig, DsaConfig, GqaConfig, MlaConfig, ModelConfig};
+use crate::quantization::DeclaredFormats;
 
 /// The dtype a tensor is loaded in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +36,23 @@ pub struct TensorSpec {
     pub is_optional: bool,
     /// Dtype to load it in.
     pub load_dtype: LoadDtype,
+    /// What the config says of its storage.
+    pub declared: DeclaredFormats,
 }
 
 impl TensorSpec {
+    /// A tensor that must be there, in the dtype of the model, of which the config says no more.
+    #[must_use]
+    pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
+        Self {
+            name: name.into(),
+            shape: shape.to_vec(),
+            is_optional: false,
+            load_dtype: LoadDtype::Model,
+            declared: DeclaredFormats::default(),
+        }
+    }
+
     /// What the tensor is for, as its name says.
     #[must_use]
     pub fn role(&self) -> TensorRole {
@@ -73,7 +88,7 @@ impl ModelConfig {
         if !self.tie_word_embeddings {
             list.add("lm_head.weight", &table);
         }
-        list.specs
+        list.finish(self)
     }
 
     /// Every tensor of one MTP layer; `mtp_idx` counts from 0, the checkpoint calls it
@@ -98,7 +113,7 @@ impl ModelConfig {
         list.decoder_layer(self, layer_idx);
         list.add(format!("{layer}.shared_head.norm.weight"), &[hidden]);
         list.add_optional(format!("{layer}.shared_head.head.weight"), &table);
-        list.specs
+        list.finish(self)
     }
 
     /// The tensors of all MTP layers, in the order of the layers.
@@ -115,28 +130,25 @@ struct SpecList {
 
 impl SpecList {
     fn add(&mut self, name: impl Into<String>, shape: &[usize]) {
-        self.specs.push(TensorSpec {
-            name: name.into(),
-            shape: shape.to_vec(),
-            is_optional: false,
-            load_dtype: LoadDtype::Model,
-        });
+        self.specs.push(TensorSpec::new(name, shape));
     }
 
     fn add_optional(&mut self, name: String, shape: &[usize]) {
-        let shape = shape.to_vec();
-        self.specs.push(TensorSpec {
-            name,
-            shape,
-            is_optional: true,
-            load_dtype: LoadDtype::Model,
-        });
+        self.specs.push(TensorSpec { is_optional: true, ..TensorSpec::new(name, shape) });
     }
 
     fn add_float32(&mut self, name: String, shape: &[usize]) {
-        let shape = shape.to_vec();
         let load_dtype = LoadDtype::Float32;
-        self.specs.push(TensorSpec { name, shape, is_optional: false, load_dtype });
+        self.specs.push(TensorSpec { load_dtype, ..TensorSpec::new(name, shape) });
+    }
+
+    /// The tensors, with what the config says of the storage of each matrix.
+    fn finish(mut self, config: &ModelConfig) -> Vec<TensorSpec> {
+        if let Some(quantization) = &config.quantization {
+            let matrices = self.specs.iter_mut().filter(|spec| spec.role() == TensorRole::Matrix);
+            matrices.for_each(|spec| spec.declared = quantization.declared(&spec.name));
+        }
+        self.specs
     }
 
     fn decoder_layer(&mut self, config: &ModelConfig, layer_idx: usize) {

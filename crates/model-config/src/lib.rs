@@ -33,11 +33,14 @@
 
 mod attention;
 mod config;
+mod diagnosis;
 mod dsa;
 mod error;
 mod expected_tensors;
+mod fields;
 mod generation;
 mod moe;
+mod quantization;
 mod raw;
 mod rope;
 mod summary;
@@ -50,8 +53,10 @@ pub use config::{
     Architecture, AttentionConfig, DsaConfig, ExpertChoice, GqaConfig, IndexerKind, MlaConfig,
     ModelConfig, MoeConfig, RopeConfig, RouterScoring, StoredDtype, YarnConfig,
 };
+pub use diagnosis::ConfigDiagnosis;
 pub use error::ConfigError;
 pub use expected_tensors::{LoadDtype, TensorRole, TensorSpec};
 pub use generation::GenerationConfig;
+pub use quantization::{DeclaredFormats, QuantizationConfig, WeightFormat};
 pub use raw::RawConfig;
-pub use summary::{ConfigSummary, SparseSummary};
+pub use summary::{CacheBytes, ConfigSummary, SparseSummary};

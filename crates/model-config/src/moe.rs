@@ -144,8 +144,8 @@ fn check_moe(
     let n_choices = group_size * topk_group;
     if num_experts_per_tok > n_choices {
         let reason = format!(
-            "is {num_experts_per_tok}, but topk_group groups of {group_size} hold {n_choices} \
-             experts; it must be at most that"
+            "is {num_experts_per_tok}, but topk_group ({topk_group}) groups of n_routed_experts / \
+             n_group ({group_size}) hold {n_choices} experts; it must be at most that"
         );
         return Err(raw.invalid("num_experts_per_tok", reason));
     }

@@ -1,5 +1,7 @@
 //! First stage: the fields of `config.json` as the file spells them.
 
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -50,12 +52,25 @@ macro_rules! raw_config {
         }
 
         impl RawConfig {
+            /// The fields of usable types, and the errors of the others.
             fn from_object(
                 file: PathBuf,
                 mut object: Map<String, Value>,
-            ) -> Result<Self, ConfigError> {
-                $(let $field = take(&file, &mut object, stringify!($field))?;)*
-                Ok(Self { file, $($field,)* })
+            ) -> (Self, Vec<ConfigError>) {
+                let mut errors = Vec::new();
+                $(let $field = take(&file, &mut object, stringify!($field)).unwrap_or_else(|error| {
+                    errors.push(error);
+                    None
+                });)*
+                (Self { file, $($field,)* }, errors)
+            }
+
+            /// Takes a field for absent; whether it was there.
+            pub(crate) fn forget(&mut self, field: &str) -> bool {
+                match field {
+                    $(stringify!($field) => self.$field.take().is_some(),)*
+                    _ => false,
+                }
             }
         }
     };
@@ -146,7 +161,15 @@ impl RawConfig {
     pub fn parse(text: &str, file: impl Into<PathBuf>) -> Result<Self, ConfigError> {
         let file = file.into();
         let object = parse_object(&file, text)?;
-        Self::from_object(file, object)
+        let (config, errors) = Self::from_object(file, object);
+        errors.into_iter().next().map_or(Ok(config), Err)
+    }
+
+    /// As [`RawConfig::load`], but fields of the wrong type are left out and their errors returned.
+    pub(crate) fn load_usable(dir: &Path) -> Result<(Self, Vec<ConfigError>), ConfigError> {
+        let file = dir.join("config.json");
+        let object = parse_object(&file, &read(&file)?)?;
+        Ok(Self::from_object(file, object))
     }
 
     /// `model_type`, if the file has it.
@@ -172,9 +195,23 @@ impl RawConfig {
     }
 }
 
+/// Bytes that a config may have; those of published models have a few KB.
+const MAX_FILE_BYTES: u64 = 1 << 26;
+
+/// Reads a regular file of a bounded size: opening a FIFO would wait for its writer, and a device
+/// has no end.
 pub(crate) fn read(file: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(file)
-        .map_err(|source| ConfigError::Read { file: file.to_path_buf(), source })
+    let text = fs::metadata(file).and_then(|metadata| {
+        if !metadata.is_file() {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
+        }
+        if metadata.len() > MAX_FILE_BYTES {
+            let reason = format!("it has more than {MAX_FILE_BYTES} bytes");
+            return Err(io::Error::new(ErrorKind::FileTooLarge, reason));
+        }
+        fs::read_to_string(file)
+    });
+    text.map_err(|source| ConfigError::Read { file: file.to_path_buf(), source })
 }
 
 pub(crate) fn parse_object(file: &Path, text: &str) -> Result<Map<String, Value>, ConfigError> {

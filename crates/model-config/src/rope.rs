@@ -1,12 +1,12 @@
 //! Validation of the rotary settings, in their old and their new spelling.
 
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::config::{Architecture, RopeConfig, YarnConfig};
 use crate::error::ConfigError;
-use crate::raw::{RawConfig, take};
-use crate::validate::{either, positive, size};
+use crate::fields::Fields;
+use crate::raw::RawConfig;
+use crate::validate::{either, positive};
 
 const DEFAULT_ROPE_THETA: f64 = 10_000.0;
 
@@ -101,52 +101,4 @@ fn kind(fields: &mut Fields<'_>) -> Result<(String, Option<String>), ConfigError
     let (old_name, new_name) = (fields.name("type"), fields.name("rope_type"));
     let kind = either(fields.raw, (&new_name, new), (&old_name, old))?;
     Ok((if is_old { old_name } else { new_name }, kind))
-}
-
-/// Takes fields out of a nested object, naming them `outer.inner` in errors.
-struct Fields<'a> {
-    raw: &'a RawConfig,
-    outer: &'static str,
-    object: Map<String, Value>,
-}
-
-impl<'a> Fields<'a> {
-    fn of(
-        raw: &'a RawConfig,
-        outer: &'static str,
-        object: Option<&Map<String, Value>>,
-    ) -> Option<Self> {
-        object.map(|object| Self { raw, outer, object: object.clone() })
-    }
-
-    fn name(&self, field: &str) -> String {
-        format!("{}.{field}", self.outer)
-    }
-
-    fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, ConfigError> {
-        take(&self.raw.file, &mut self.object, field).map_err(|error| match error {
-            ConfigError::Invalid { reason, .. } => self.raw.invalid(&self.name(field), reason),
-            other => other,
-        })
-    }
-
-    fn size(&mut self, field: &str) -> Result<usize, ConfigError> {
-        let value = self.take(field)?;
-        size(self.raw, &self.name(field), value)
-    }
-
-    fn positive_or(&mut self, field: &str, default: f64) -> Result<f64, ConfigError> {
-        let value = self.take(field)?;
-        positive(self.raw, &self.name(field), value, default)
-    }
-
-    fn not_negative_or(&mut self, field: &str, default: f64) -> Result<f64, ConfigError> {
-        let value: f64 = self.take(field)?.unwrap_or(default);
-        if value >= 0.0 && value.is_finite() {
-            Ok(value)
-        } else {
-            let reason = format!("is {value}; it must not be negative");
-            Err(self.raw.invalid(&self.name(field), reason))
-        }
-    }
 }

@@ -41,8 +41,27 @@ pub struct ConfigSummary {
     /// Bytes of KV cache a token in the declared dtype, over all layers and MTP layers; without
     /// the index keys of sparse attention ([`SparseSummary::index_bytes_per_token`]).
     pub kv_bytes_per_token: Option<usize>,
+    /// Values that a layer's KV cache keeps of a token.
+    pub kv_values_per_layer: Option<usize>,
     /// Why this version cannot run the model; `None` if it can.
     pub refusal: Option<String>,
+}
+
+/// Bytes of cache that a token takes, over all layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheBytes {
+    /// Of the KV cache.
+    pub kv: u64,
+    /// Of index keys; 0 without sparse attention.
+    pub index: u64,
+}
+
+impl CacheBytes {
+    /// Of both.
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.kv.saturating_add(self.index)
+    }
 }
 
 /// What a config says about sparse attention. A field is `None` where the file does not say.
@@ -117,8 +136,37 @@ impl ConfigSummary {
             sparse: raw.index_topk.map(|topk| SparseSummary::new(raw, topk, dtype)),
             quant_method: quant_method(raw),
             kv_bytes_per_token: dtype.and_then(|dtype| kv_bytes_per_token(raw, dtype)),
+            kv_values_per_layer: kv_values_per_layer(raw),
             refusal: ModelConfig::from_raw(raw).err().map(|error: ConfigError| error.to_string()),
         }
+    }
+
+    /// Bytes of cache a token where a cached value has `value_bytes`, but one of an index key with
+    /// `fp8_index` a byte, beside a float32 scale a key. Without `drafting` the MTP layers have no
+    /// caches. `None` if the config does not say.
+    #[must_use]
+    pub fn cache_bytes_per_token(
+        &self,
+        value_bytes: usize,
+        fp8_index: bool,
+        drafting: bool,
+    ) -> Option<CacheBytes> {
+        let n_mtp = if drafting { self.num_mtp_layers } else { 0 };
+        let n_layers = self.num_hidden_layers?.checked_add(n_mtp)?;
+        let kv = self.kv_values_per_layer?.checked_mul(n_layers)?.checked_mul(value_bytes)?;
+        let index = match &self.sparse {
+            None => 0,
+            Some(sparse) => {
+                let width = sparse.index_head_dim?;
+                let key = if fp8_index {
+                    width.checked_add(size_of::<f32>())?
+                } else {
+                    width.checked_mul(value_bytes)?
+                };
+                key.checked_mul(sparse.num_full_layers?.checked_add(n_mtp)?)?
+            }
+        };
+        Some(CacheBytes { kv: kv as u64, index: index as u64 })
     }
 }
 
@@ -127,25 +175,27 @@ fn num_mtp_layers(raw: &RawConfig) -> usize {
 }
 
 /// `quant_method`, or "unnamed" if there is a quantisation without one.
-pub(crate) fn quant_method(raw: &RawConfig) -> Option<String> {
+fn quant_method(raw: &RawConfig) -> Option<String> {
     let quantization = raw.quantization_config.as_ref()?;
     let method = quantization.get("quant_method").and_then(|method| method.as_str());
     Some(method.unwrap_or("unnamed").to_owned())
 }
 
-fn kv_bytes_per_token(raw: &RawConfig, dtype: StoredDtype) -> Option<usize> {
-    let n_layers = raw.num_hidden_layers?.checked_add(num_mtp_layers(raw))?;
+fn kv_values_per_layer(raw: &RawConfig) -> Option<usize> {
     // Files of models with grouped-query attention may have leftovers of latent attention.
     let kv_lora_rank = raw.kv_lora_rank.filter(|_| raw.model_type() != Some("glm4_moe"));
-    let n_values = if let Some(kv_lora_rank) = kv_lora_rank {
-        kv_lora_rank.checked_add(raw.qk_rope_head_dim?)?
-    } else {
-        let n_heads = raw.num_key_value_heads.or(raw.num_attention_heads)?;
-        let head_dim = match raw.head_dim {
-            Some(head_dim) => head_dim,
-            None => raw.hidden_size?.checked_div(raw.num_attention_heads?)?,
-        };
-        n_heads.checked_mul(head_dim)?.checked_mul(2)?
+    if let Some(kv_lora_rank) = kv_lora_rank {
+        return kv_lora_rank.checked_add(raw.qk_rope_head_dim?);
+    }
+    let n_heads = raw.num_key_value_heads.or(raw.num_attention_heads)?;
+    let head_dim = match raw.head_dim {
+        Some(head_dim) => head_dim,
+        None => raw.hidden_size?.checked_div(raw.num_attention_heads?)?,
     };
-    n_values.checked_mul(n_layers)?.checked_mul(dtype.n_bytes())
+    n_heads.checked_mul(head_dim)?.checked_mul(2)
+}
+
+fn kv_bytes_per_token(raw: &RawConfig, dtype: StoredDtype) -> Option<usize> {
+    let n_layers = raw.num_hidden_layers?.checked_add(num_mtp_layers(raw))?;
+    kv_values_per_layer(raw)?.checked_mul(n_layers)?.checked_mul(dtype.n_bytes())
 }

@@ -5,9 +5,9 @@ use crate::config::{Architecture, ModelConfig, StoredDtype};
 use crate::dsa::{LayerCounts, dsa};
 use crate::error::ConfigError;
 use crate::moe::moe;
+use crate::quantization::quantization;
 use crate::raw::RawConfig;
 use crate::rope::rope;
-use crate::summary::quant_method;
 
 const DEFAULT_MAX_POSITION_EMBEDDINGS: usize = 8_192;
 /// Larger counts of tokens and the like are mistakes. With the limits below, the bytes of all
@@ -59,6 +59,7 @@ impl ModelConfig {
             dsa: dsa(raw, architecture, &attention, n_layers)?,
             attention,
             rope: rope(raw, architecture)?,
+            quantization: quantization(raw)?,
             moe: moe(raw, architecture, n_layers)?,
         })
     }
@@ -82,6 +83,13 @@ fn architecture(raw: &RawConfig) -> Result<Architecture, ConfigError> {
         "deepseek_v2" => Ok(Architecture::DeepseekV2),
         // Kimi-K2 is DeepSeek-V3 under a name of its own, as its `architectures` say.
         "deepseek_v3" | "kimi_k2" => Ok(Architecture::DeepseekV3),
+        // So is GLM-4.7-Flash: weights of one give the same logits in the other. But what its
+        // config leaves out has other defaults.
+        "glm4_moe_lite" if raw.rms_norm_eps.is_none() => Err(raw.missing("rms_norm_eps")),
+        "glm4_moe_lite" if raw.routed_scaling_factor.is_none() => {
+            Err(raw.missing("routed_scaling_factor"))
+        }
+        "glm4_moe_lite" => Ok(Architecture::DeepseekV3),
         "deepseek_v32" => Ok(Architecture::DeepseekV32),
         "glm_moe_dsa" => Ok(Architecture::GlmMoeDsa),
         "glm4_moe" => Ok(Architecture::Glm4Moe),
@@ -104,13 +112,6 @@ fn default_rms_norm_eps(architecture: Architecture) -> f64 {
 }
 
 fn refuse_unsupported(raw: &RawConfig) -> Result<(), ConfigError> {
-    if let Some(method) = quant_method(raw) {
-        let reason = format!(
-            "asks for `{method}`: quantised checkpoints are not available yet; use a \
-             bfloat16, float16 or float32 checkpoint"
-        );
-        return Err(raw.unsupported("quantization_config", reason));
-    }
     if raw.mlp_bias == Some(true) {
         return Err(raw.unsupported("mlp_bias", "is true; only false is supported"));
     }

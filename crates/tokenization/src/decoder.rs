@@ -75,14 +75,14 @@ impl IncrementalDecoder {
 
     /// Drops leading characters of the whole text as the tokenizer's Strip says.
     fn strip(&mut self, text: &mut String, text_start: usize) {
-        while self.strip_left > 0 && text.len() > text_start {
-            if text[text_start..].starts_with(self.pieces.rules.strip_char) {
-                text.remove(text_start);
-                self.strip_left -= 1;
-            } else {
-                self.strip_left = 0;
-            }
+        if self.strip_left == 0 || text.len() == text_start {
+            return;
         }
+        let (first, c) = (&text[text_start..], self.pieces.rules.strip_char);
+        let n_dropped = first.chars().take(self.strip_left).take_while(|&each| each == c).count();
+        let n_bytes = n_dropped * c.len_utf8();
+        self.strip_left = if n_bytes == first.len() { self.strip_left - n_dropped } else { 0 };
+        text.drain(text_start..text_start + n_bytes);
     }
 }
 

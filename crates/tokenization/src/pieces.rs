@@ -2,6 +2,10 @@
 
 use serde_json::Value;
 
+/// Bytes that the texts of all tokens may have, together and each on the way: replacements can make
+/// much of little.
+const MAX_BYTES: usize = 1 << 28;
+
 /// How a token's name turns into bytes, as `decoder` in `tokenizer.json` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DecodeRules {
@@ -73,26 +77,30 @@ impl DecodeRules {
         Ok(())
     }
 
-    /// The bytes of the token called `name`.
-    fn bytes(&self, name: &str) -> Vec<u8> {
+    /// The bytes of the token called `name`; `None` if they are too many.
+    fn bytes(&self, name: &str) -> Option<Vec<u8>> {
         if self.byte_level
             && let Some(bytes) = name.chars().map(byte_of_char).collect::<Option<Vec<u8>>>()
         {
-            return bytes;
+            return Some(bytes);
         }
         let mut text = name.to_owned();
         for (from, to) in &self.replacements {
+            let n_added = text.matches(from).count().checked_mul(to.len())?;
+            if n_added > MAX_BYTES {
+                return None;
+            }
             text = text.replace(from, to);
         }
         if self.byte_fallback
             && let Some(byte) = fallback_byte(&text)
         {
-            return vec![byte];
+            return Some(vec![byte]);
         }
         if let Some(space) = self.metaspace {
             text = text.replace(space, " ");
         }
-        text.into_bytes()
+        Some(text.into_bytes())
     }
 }
 
@@ -126,22 +134,34 @@ pub(crate) struct PieceTable {
 
 impl PieceTable {
     /// Precomputes the pieces of the ids `0..n_ids`; `name_of` yields a token's name and whether
-    /// it is special, `None` for an id without token.
+    /// it is special, `None` for an id without token. The error says that the texts are too long.
     pub(crate) fn new(
         rules: DecodeRules,
         n_ids: u32,
         name_of: impl Fn(u32) -> Option<(String, bool)>,
-    ) -> Self {
+    ) -> Result<Self, String> {
         let mut table = Self { rules, bytes: vec![], ends: vec![], special: vec![] };
         for id in 0..n_ids {
             let token = name_of(id);
             table.special.push(token.as_ref().is_some_and(|(_, special)| *special));
             if let Some((name, _)) = token {
-                table.bytes.extend(table.rules.bytes(&name));
+                let bytes = table
+                    .rules
+                    .bytes(&name)
+                    .filter(|bytes| table.bytes.len() + bytes.len() <= MAX_BYTES);
+                let bytes = bytes.ok_or_else(|| {
+                    format!("the texts of the tokens up to {id} have more than {MAX_BYTES} bytes")
+                })?;
+                table.bytes.extend(bytes);
             }
             table.ends.push(table.bytes.len());
         }
-        table
+        Ok(table)
+    }
+
+    /// One more than the largest id that a token has.
+    pub(crate) fn n_ids(&self) -> u32 {
+        u32::try_from(self.ends.len()).expect("they were counted by an u32")
     }
 
     /// What `id` adds to a text; `None` for an id without token.

@@ -1,10 +1,11 @@
 //! A model folder's tokenizer.
 
-use std::fs;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use checkpoint_files::read_bounded;
 use engine_types::TokenId;
 use serde::Deserialize;
 
@@ -12,6 +13,12 @@ use crate::decoder::IncrementalDecoder;
 use crate::error::TokenizationError;
 use crate::output_text::{OutputText, StopRules, StopTextDetector};
 use crate::pieces::{DecodeRules, PieceTable};
+
+/// Bytes that a file may have; the vocabularies of the largest have some 40 MB.
+const MAX_FILE_BYTES: u64 = 1 << 28;
+
+/// Ids that a tokenizer may have: each costs memory, whether a token has it or not.
+const MAX_IDS: u32 = 1 << 24;
 
 /// Turns text into token ids and back, as a model folder's files say.
 #[derive(Debug)]
@@ -48,15 +55,16 @@ impl Tokenizer {
     pub fn load(folder: &Path) -> Result<Self, TokenizationError> {
         let path = folder.join("tokenizer.json");
         let bytes = read(&path)?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| {
-            TokenizationError::Malformed { path: path.clone(), message: error.to_string() }
-        })?;
+        let malformed =
+            |message: String| TokenizationError::Malformed { path: path.clone(), message };
+        // The library panics where it finds what it thinks impossible.
+        let parsed = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(&bytes)));
+        let parsed =
+            parsed.map_err(|_| malformed("the tokenizer contradicts itself".to_owned()))?;
+        let mut inner = parsed.map_err(|error| malformed(error.to_string()))?;
         // A prompt that is too long is refused by whoever knows the limit, never cut silently.
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| TokenizationError::Malformed {
-            path: path.clone(),
-            message: error.to_string(),
-        })?;
+        inner.with_truncation(None).map_err(|error| malformed(error.to_string()))?;
         let pieces = Arc::new(piece_table(&inner, &path)?);
         let bos_token_id = load_bos(folder, &inner)?;
         // A name holds at least one byte for each byte of text.
@@ -169,7 +177,7 @@ impl Tokenizer {
     /// One more than the largest id that a token has.
     #[must_use]
     pub fn n_ids(&self) -> u32 {
-        n_ids(&self.inner)
+        self.pieces.n_ids()
     }
 
     /// Most bytes of text that one token stands for; a text of more than `n` times as many bytes
@@ -187,27 +195,34 @@ impl Tokenizer {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TokenizationError> {
-    fs::read(path).map_err(|source| TokenizationError::Read { path: path.to_owned(), source })
-}
-
-fn n_ids(inner: &tokenizers::Tokenizer) -> u32 {
-    inner.get_vocab(true).values().max().map_or(0, |id| id + 1)
+    read_bounded(path, MAX_FILE_BYTES)
+        .map_err(|source| TokenizationError::Read { path: path.to_owned(), source })
 }
 
 fn piece_table(
     inner: &tokenizers::Tokenizer,
     path: &Path,
 ) -> Result<PieceTable, TokenizationError> {
-    let decoder = serde_json::to_value(inner.get_decoder()).map_err(|error| {
-        TokenizationError::Malformed { path: path.to_owned(), message: error.to_string() }
-    })?;
+    let malformed = |message| TokenizationError::Malformed { path: path.to_owned(), message };
+    let decoder =
+        serde_json::to_value(inner.get_decoder()).map_err(|error| malformed(error.to_string()))?;
     let rules = DecodeRules::parse(&decoder)
         .map_err(|what| TokenizationError::UnsupportedDecoder { path: path.to_owned(), what })?;
+    let last = inner.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
+    let n_ids = match last {
+        None => 0,
+        Some((_, id)) if id < MAX_IDS => id + 1,
+        Some((name, id)) => {
+            let reason = format!("the token {name:?} has the id {id}; it must be below {MAX_IDS}");
+            return Err(malformed(reason));
+        }
+    };
     let added = inner.get_added_tokens_decoder();
-    Ok(PieceTable::new(rules, n_ids(inner), |id| {
+    let name_of = |id| {
         let special = added.get(&id).is_some_and(|token| token.special);
         inner.id_to_token(id).map(|name| (name, special))
-    }))
+    };
+    PieceTable::new(rules, n_ids, name_of).map_err(malformed)
 }
 
 /// The id that prompts start with, if `tokenizer_config.json` asks for one.

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use checkpoint_files::{Index, read_bounded};
 use model_config::{ModelConfig, TensorSpec};
 
-use crate::convert::kind_of;
 use crate::error::{Misplaced, Misshapen, WeightsError};
 use crate::shard::{Entry, Shard};
+use crate::storage;
 
 /// What a header says about a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,38 +123,36 @@ impl Checkpoint {
     }
 
     /// Checks that every required tensor is there, and every tensor that is there has its expected
-    /// shape and a dtype that can be loaded. Reads no tensor data.
+    /// shape and can be read, with a scale that fits where it is quantised. Reads no tensor data.
     ///
     /// # Errors
     ///
     /// [`WeightsError::Unfit`], listing every tensor at fault.
     pub fn check(&self, expected: &[TensorSpec]) -> Result<(), WeightsError> {
-        let mut missing = Vec::new();
-        let mut misshapen = Vec::new();
-        let mut unsupported = Vec::new();
+        let (mut missing, mut misshapen, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
         for spec in expected {
-            let Some(info) = self.tensor_info(&spec.name) else {
+            let Some(stored) = self.stored(spec) else {
                 if !spec.is_optional {
                     missing.push(spec.name.clone());
                 }
                 continue;
             };
-            if kind_of(info.dtype).is_none() {
-                unsupported.push((spec.name.clone(), format!("{:?}", info.dtype)));
+            if let Err(fault) = stored.storage {
+                unreadable.push((spec.name.clone(), fault));
             }
-            if info.shape != spec.shape {
+            if stored.info.shape != stored.shape {
                 misshapen.push(Misshapen {
-                    name: spec.name.clone(),
-                    file: info.file.to_path_buf(),
-                    shape: info.shape.to_vec(),
-                    expected: spec.shape.clone(),
+                    name: stored.info.name.to_owned(),
+                    file: stored.info.file.to_path_buf(),
+                    shape: stored.info.shape.to_vec(),
+                    expected: stored.shape,
                 });
             }
         }
-        if missing.is_empty() && misshapen.is_empty() && unsupported.is_empty() {
+        if missing.is_empty() && misshapen.is_empty() && unreadable.is_empty() {
             return Ok(());
         }
-        Err(WeightsError::Unfit { dir: self.dir.clone(), missing, misshapen, unsupported })
+        Err(WeightsError::Unfit { dir: self.dir.clone(), missing, misshapen, unreadable })
     }
 
     /// Checks that the checkpoint can draft: its config has MTP layers and all their tensors are
@@ -174,12 +172,14 @@ impl Checkpoint {
         })
     }
 
-    /// Names of the tensors that are in the checkpoint but not expected, sorted.
+    /// Names of the tensors that are in the checkpoint but neither expected nor scales of those,
+    /// sorted.
     #[must_use]
     pub fn leftovers(&self, expected: &[TensorSpec]) -> Vec<&str> {
-        let expected: BTreeSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
+        let expected: BTreeSet<String> =
+            expected.iter().flat_map(|spec| storage::names_of(&spec.name)).collect();
         let names = self.shard_of.keys().map(String::as_str);
-        names.filter(|name| !expected.contains(name)).collect()
+        names.filter(|name| !expected.contains(*name)).collect()
     }
 }
 

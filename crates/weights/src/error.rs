@@ -3,7 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use quantization::QuantizationError;
 use torch_ext::TensorError;
+
+use crate::storage::StorageFault;
 
 /// A tensor that the index puts into a shard that does not hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +88,7 @@ pub enum WeightsError {
         /// The tensors.
         misplaced: Vec<Misplaced>,
     },
-    /// Tensors that the model needs are missing, misshapen, or of a dtype that cannot be loaded.
+    /// Tensors that the model needs are missing, misshapen, or stored in a way that cannot be read.
     Unfit {
         /// The checkpoint folder.
         dir: PathBuf,
@@ -93,8 +96,8 @@ pub enum WeightsError {
         missing: Vec<String>,
         /// Tensors of the wrong shape.
         misshapen: Vec<Misshapen>,
-        /// Tensors of an unsupported dtype, with its safetensors name.
-        unsupported: Vec<(String, String)>,
+        /// Tensors that cannot be read as they are stored.
+        unreadable: Vec<(String, StorageFault)>,
     },
     /// Drafting needs MTP tensors that the checkpoint does not bring.
     MtpIncomplete {
@@ -121,6 +124,15 @@ pub enum WeightsError {
         file: PathBuf,
         /// What libtorch said.
         source: TensorError,
+    },
+    /// The codes and scales of a tensor are no matrix.
+    Quantization {
+        /// The tensor.
+        name: String,
+        /// The shard that holds the scales.
+        file: PathBuf,
+        /// What is wrong.
+        source: QuantizationError,
     },
     /// A tensor could not be moved to a device.
     Device {
@@ -169,13 +181,11 @@ impl fmt::Display for WeightsError {
                 write!(f, "{} names shards that lack the tensor:", index.display())?;
                 misplaced.iter().try_for_each(|tensor| write!(f, "\n  {tensor}"))
             }
-            Self::Unfit { dir, missing, misshapen, unsupported } => {
+            Self::Unfit { dir, missing, misshapen, unreadable } => {
                 write!(f, "{} does not fit its config:", dir.display())?;
                 missing.iter().try_for_each(|name| write!(f, "\n  {name} is missing"))?;
                 misshapen.iter().try_for_each(|tensor| write!(f, "\n  {tensor}"))?;
-                unsupported.iter().try_for_each(|(name, dtype)| {
-                    write!(f, "\n  {name} is {dtype}; only F32, F16 and BF16 can be loaded")
-                })
+                unreadable.iter().try_for_each(|(name, fault)| write!(f, "\n  {name} {fault}"))
             }
             Self::MtpIncomplete { source, .. } => {
                 write!(f, "drafting was asked for, but the MTP tensors are incomplete: {source}")?;
@@ -190,6 +200,9 @@ impl fmt::Display for WeightsError {
             Self::NotLoaded { name } => write!(f, "{name} was not loaded or was already taken"),
             Self::Tensor { name, file, source } => {
                 write!(f, "cannot load {name} from {}: {source}", file.display())
+            }
+            Self::Quantization { name, file, source } => {
+                write!(f, "cannot load {name} with its scales from {}: {source}", file.display())
             }
             Self::Device { name, source } => write!(f, "cannot move {name}: {source}"),
             Self::Dummy { name, source } => write!(f, "cannot make {name}: {source}"),
@@ -222,6 +235,7 @@ impl std::error::Error for WeightsError {
             Self::BadHeader { source, .. } => Some(source),
             Self::MtpIncomplete { source, .. } => Some(source.as_ref()),
             Self::Tensor { source, .. } => Some(source),
+            Self::Quantization { source, .. } => Some(source),
             Self::Device { source, .. } => Some(source),
             Self::Dummy { source, .. } => Some(source),
             _ => None,

@@ -31,8 +31,10 @@ pub mod dummy;
 mod error;
 mod inspect;
 mod load;
+mod packed;
 mod progress;
 mod shard;
+mod storage;
 mod tensor_map;
 
 #[cfg(test)]
@@ -42,4 +44,6 @@ pub use checkpoint::{Checkpoint, TensorInfo};
 pub use error::{Misplaced, Misshapen, WeightsError};
 pub use inspect::{CheckpointSummary, ParameterCounts};
 pub use load::{LoadFormat, load};
+pub use packed::LoadedWeight;
+pub use storage::StorageFault;
 pub use tensor_map::TensorMap;

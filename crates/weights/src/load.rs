@@ -9,6 +9,8 @@ use tch::{Device, Kind, Tensor};
 use crate::checkpoint::Checkpoint;
 use crate::dummy::DUMMY_SEED;
 use crate::error::WeightsError;
+use crate::packed::PackedSource;
+use crate::storage::{Packing, Storage};
 use crate::tensor_map::{Source, TensorMap};
 
 /// Where weights are from.
@@ -89,13 +91,28 @@ impl Checkpoint {
         }
         let mut sources = HashMap::new();
         for spec in expected {
-            if let Some((shard, entry)) = self.entry(&spec.name) {
-                let kind = loaded_kind(spec, kind);
-                let source = Source::Stored(shard.clone(), entry.clone(), kind);
+            if let Some(source) = self.source(spec, loaded_kind(spec, kind)) {
                 sources.insert(spec.name.clone(), source);
             }
         }
         Ok(TensorMap::new(sources, device))
+    }
+
+    /// Where an expected tensor comes from, which was checked; `None` if it is absent.
+    fn source(&self, spec: &TensorSpec, kind: Kind) -> Option<Source> {
+        let part =
+            |name: &str| self.entry(name).map(|(shard, entry)| (shard.clone(), entry.clone()));
+        match self.stored(spec)?.storage.ok()? {
+            Storage::Dense => {
+                let (shard, entry) = part(&spec.name)?;
+                Some(Source::Stored(shard, entry, kind))
+            }
+            Storage::Quantized(Packing { codes, scales, is_e2m1, block }) => {
+                let shape = spec.shape[..].try_into().ok()?;
+                let (codes, scales) = (part(&codes)?, part(&scales)?);
+                Some(Source::Packed(PackedSource { shape, is_e2m1, block, codes, scales }, kind))
+            }
+        }
     }
 
     /// Reads one tensor as it is shaped in the checkpoint; `None` if it is absent.

@@ -11,6 +11,7 @@ use torch_ext::mmap::{map_file, release_pages};
 
 use crate::convert::{kind_of, to_tensor};
 use crate::error::WeightsError;
+use crate::storage::StorageFault;
 
 /// A mapped file whose header was read and whose length agrees with it.
 #[derive(Debug)]
@@ -36,8 +37,7 @@ impl Shard {
         }
     }
 
-    /// Reads a tensor. What this has brought of the file into this process's memory is given back
-    /// to the system, which may keep it for others, so that a large file takes no memory here.
+    /// Reads a tensor that is stored as values.
     pub(crate) fn tensor(
         &self,
         name: &str,
@@ -49,16 +49,25 @@ impl Shard {
                 dir: self.file.parent().unwrap_or(&self.file).to_path_buf(),
                 missing: Vec::new(),
                 misshapen: Vec::new(),
-                unsupported: vec![(name.to_owned(), format!("{:?}", entry.dtype))],
+                unreadable: vec![(name.to_owned(), StorageFault::Dtype(entry.dtype))],
             });
         };
-        let bytes = &self.map[entry.bytes.clone()];
-        let tensor = to_tensor(bytes, &entry.shape, (stored, kind)).map_err(|source| {
-            WeightsError::Tensor { name: name.to_owned(), file: self.file.clone(), source }
-        });
+        let tensor = self.read(entry, |bytes| to_tensor(bytes, &entry.shape, (stored, kind)));
+        tensor.map_err(|source| WeightsError::Tensor {
+            name: name.to_owned(),
+            file: self.file.clone(),
+            source,
+        })
+    }
+
+    /// Makes something of a tensor's bytes. What this has brought of the file into this process's
+    /// memory is given back to the system, which may keep it for others, so that a large file takes
+    /// no memory here.
+    pub(crate) fn read<T>(&self, entry: &Entry, make: impl FnOnce(&[u8]) -> T) -> T {
+        let made = make(&self.map[entry.bytes.clone()]);
         if let Err(error) = release_pages(&self.map, entry.bytes.clone()) {
-            tracing::debug!(%error, tensor = name, "the pages of a tensor stay in memory");
+            tracing::debug!(%error, file = ?self.file, "the pages of a tensor stay in memory");
         }
-        tensor
+        made
     }
 }

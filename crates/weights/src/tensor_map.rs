@@ -10,6 +10,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::convert::dummy_tensor;
 use crate::error::WeightsError;
+use crate::packed::{LoadedWeight, PackedSource, dequantize};
 use crate::progress::Progress;
 use crate::shard::Shard;
 
@@ -23,6 +24,7 @@ use crate::shard::Shard;
 pub struct TensorMap {
     sources: HashMap<String, Source>,
     device: Device,
+    keeps_packed: bool,
     progress: Progress,
 }
 
@@ -33,6 +35,8 @@ pub(crate) enum Source {
     Made(Tensor),
     /// Bytes of a shard, to be converted to a kind.
     Stored(Arc<Shard>, Entry, Kind),
+    /// Codes and scales of shards, to be dequantised to a kind.
+    Packed(PackedSource, Kind),
     /// Dummy values of a seed in a kind.
     Dummy(TensorSpec, u64, Kind),
 }
@@ -43,6 +47,7 @@ impl Source {
         match self {
             Self::Made(_) => 0,
             Self::Stored(_, entry, _) => entry.bytes.len() as u64,
+            Self::Packed(source, _) => source.n_bytes(),
             Self::Dummy(spec, _, kind) => (spec.n_values() * kind.elt_size_in_bytes()) as u64,
         }
     }
@@ -51,6 +56,10 @@ impl Source {
         match self {
             Self::Made(tensor) => Ok(tensor),
             Self::Stored(shard, entry, kind) => shard.tensor(name, &entry, kind),
+            Self::Packed(source, kind) => dequantize(&source.read(name)?, kind).map_err(|error| {
+                let (name, file) = (name.to_owned(), source.codes.0.file.clone());
+                WeightsError::Tensor { name, file, source: error }
+            }),
             Self::Dummy(spec, seed, kind) => dummy_tensor(&spec, seed, kind)
                 .map_err(|source| WeightsError::Dummy { name: name.to_owned(), source }),
         }
@@ -66,7 +75,8 @@ impl Default for TensorMap {
 impl TensorMap {
     pub(crate) fn new(sources: HashMap<String, Source>, device: Device) -> Self {
         let n_total = sources.values().map(Source::n_bytes).sum();
-        Self { sources, device, progress: Progress::new(n_total, Instant::now()) }
+        let progress = Progress::new(n_total, Instant::now());
+        Self { sources, device, keeps_packed: false, progress }
     }
 
     /// Takes a tensor out.
@@ -74,6 +84,7 @@ impl TensorMap {
     /// # Errors
     ///
     /// [`WeightsError::NotLoaded`] if it is not in the map or was already taken;
+    /// [`WeightsError::Quantization`] for a scale that is NaN or infinite;
     /// [`WeightsError::Tensor`] or [`WeightsError::Dummy`] if libtorch fails, for example when
     /// memory is short.
     pub fn take(&mut self, name: &str) -> Result<Tensor, WeightsError> {
@@ -94,6 +105,30 @@ impl TensorMap {
         let on_device = tensor.f_to_device(self.device);
         let no_room = |source| WeightsError::Device { name: name.to_owned(), source };
         on_device.map(Some).map_err(no_room)
+    }
+
+    /// Takes a weight out, quantised if it is so in the checkpoint and [`TensorMap::keep_packed`]
+    /// was asked for.
+    ///
+    /// # Errors
+    ///
+    /// As [`TensorMap::take`].
+    pub fn take_weight(&mut self, name: &str) -> Result<LoadedWeight, WeightsError> {
+        match self.sources.get(name) {
+            Some(Source::Packed(source, _)) if self.keeps_packed => {
+                let (matrix, n_bytes) = (source.read(name)?, source.n_bytes());
+                self.sources.remove(name);
+                self.progress.log(n_bytes);
+                Ok(LoadedWeight::Quantized(Arc::new(matrix)))
+            }
+            _ => self.take(name).map(LoadedWeight::Dense),
+        }
+    }
+
+    /// Whether [`TensorMap::take_weight`] gives quantised weights as they are in the file.
+    #[must_use]
+    pub fn keep_packed(self, keeps_packed: bool) -> Self {
+        Self { keeps_packed, ..self }
     }
 
     /// Adds or replaces a tensor.

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use crate::*;
 
 mod dummy;
+mod quantized;
 mod sparse;
 
 const SHARD_1: &str = "model-00001-of-00002.safetensors";
@@ -88,12 +89,7 @@ fn open_error(dir: &Path) -> WeightsError {
 }
 
 fn spec(name: &str, shape: &[usize]) -> TensorSpec {
-    TensorSpec {
-        name: name.into(),
-        shape: shape.to_vec(),
-        is_optional: false,
-        load_dtype: LoadDtype::Model,
-    }
+    TensorSpec::new(name, shape)
 }
 
 fn values(tensor: &Tensor) -> Vec<f32> {
@@ -103,8 +99,8 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 /// The names that an [`WeightsError::Unfit`] lists as missing.
 fn missing_of(error: &WeightsError) -> BTreeSet<String> {
     match error {
-        WeightsError::Unfit { missing, misshapen, unsupported, .. } => {
-            assert!(misshapen.is_empty() && unsupported.is_empty(), "{error}");
+        WeightsError::Unfit { missing, misshapen, unreadable, .. } => {
+            assert!(misshapen.is_empty() && unreadable.is_empty(), "{error}");
             missing.iter().cloned().collect()
         }
         WeightsError::MtpIncomplete { source, .. } => missing_of(source),

@@ -23,12 +23,12 @@ const fn known(
 /// Every member. A new crate or edge is an architectural change: it is added here, in its manifest
 /// and in ARCHITECTURE.md at once.
 const CRATES: &[Crate] = &[
-    known("chat-template", 0, "control", &[]),
+    known("chat-template", 1, "control", &["checkpoint-files"]),
     known("engine-types", 0, "control", &[]),
     known("grpc-api", 0, "control", &[]),
     known("settings", 0, "control", &[]),
     known("kv-block-manager", 1, "control", &["engine-types"]),
-    known("tokenization", 1, "control", &["engine-types"]),
+    known("tokenization", 1, "control", &["checkpoint-files", "engine-types"]),
     known("scheduler", 2, "control", &["engine-types", "kv-block-manager"]),
     known("grammar", 2, "control", &["engine-types", "tokenization"]),
     known("engine", 3, "control", &["engine-types", "scheduler"]),

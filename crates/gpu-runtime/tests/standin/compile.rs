@@ -120,6 +120,25 @@ fn no_compiler_is_one_line_with_the_way_out() {
 }
 
 #[test]
+fn every_library_that_is_missing_is_told() {
+    for (api, names) in
+        [(Api::Cuda, ["cuda.", "nvrtc", "cublas"]), (Api::Rocm, ["amdhip64", "hiprtc", "hipblas"])]
+    {
+        let needed = |standin: Standin| standin.options().libraries.needed(api);
+        assert!(needed(Standin::new(api)).iter().all(Result::is_ok));
+        for (idx, name) in names.into_iter().enumerate() {
+            let found = needed(Standin::new(api).without(name));
+            for (at, found) in found.into_iter().enumerate() {
+                match found {
+                    Ok(file) => assert!(at != idx && file.contains(names[at]), "{file}"),
+                    Err(error) => assert!(at == idx && error.to_string().contains(name), "{error}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_kernel_has_its_name_resources_and_limits() {
     for api in BOTH {
         let standin = Standin::new(api);

@@ -2,8 +2,10 @@
 
 use half::bf16;
 
-use super::PackedLinear;
+use super::{PANEL, PackedLinear, Panels};
 use crate::test_util::{Random, assert_close, assert_same_bits, on_every_isa};
+
+mod quantized;
 
 /// Widths on both sides of the vector, panel and task sizes.
 const SHAPES: [(usize, usize); 8] =
@@ -66,19 +68,21 @@ fn a_row_does_not_depend_on_its_batch() {
     }
 }
 
+fn in_pool(n_threads: usize, linear: &PackedLinear, x: &[f32]) -> Vec<f32> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().unwrap();
+    let mut y = vec![f32::NAN; x.len() / linear.n_in() * linear.n_out()];
+    pool.install(|| linear.forward(x, &mut y));
+    y
+}
+
 #[test]
 fn threads_do_not_change_a_bit() {
     let mut random = Random::new(3);
     let (n_in, n_out, n_rows) = (300, 517, 130);
     for (linear, _) in layers(&mut random, n_in, n_out) {
         let x = random.values(n_rows * n_in);
-        let run = |n_threads| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().unwrap();
-            let mut y = vec![f32::NAN; n_rows * n_out];
-            pool.install(|| linear.forward(&x, &mut y));
-            y
-        };
-        assert_same_bits(&run(1), &run(3), "one and three threads");
+        let [one, three] = [1, 3].map(|n_threads| in_pool(n_threads, &linear, &x));
+        assert_same_bits(&one, &three, "one and three threads");
     }
 }
 

@@ -7,12 +7,18 @@ use super::{F32x16, LANES};
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(__m256, __m256);
 
+/// The high bytes of the values of E2M1 codes over [`super::CODE_FACTOR`] as IEEE halves; their low
+/// bytes are zero.
+static E2M1_HALVES: [u8; LANES] = [
+    0x00, 0x18, 0x1c, 0x1e, 0x20, 0x22, 0x24, 0x26, 0x80, 0x98, 0x9c, 0x9e, 0xa0, 0xa2, 0xa4, 0xa6,
+];
+
 /// Wraps intrinsics that are unsafe only for the features that they need.
 macro_rules! avx2 {
     ($e:expr) => {
         // SAFETY: this type is used only below `dispatch`, where the processor was found to have
-        // AVX2 and FMA; every pointer given to an intrinsic comes from a reference to 16 elements
-        // and is advanced by at most 8 of them.
+        // AVX2, FMA and F16C; every pointer given to an intrinsic comes from a reference to as many
+        // elements as it reads or writes, and is advanced by at most half of them.
         unsafe { $e }
     };
 }
@@ -43,6 +49,44 @@ impl F32x16 for Avx2 {
             let low = |i: usize| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words[i]));
             let high = |i: usize| _mm256_castsi256_ps(_mm256_and_si256(words[i], mask));
             [Self(low(0), low(1)), Self(high(0), high(1))]
+        })
+    }
+
+    #[inline(always)]
+    fn load_e4m3_pair(src: &[u8; 2 * LANES]) -> [Self; 2] {
+        avx2!({
+            let codes = _mm256_loadu_si256(src.as_ptr().cast());
+            // Of a code in the high byte of a half: the sign stays, the rest moves down by one.
+            let mask = _mm256_set1_epi16(0xbf80_u16 as i16);
+            let half = |codes| _mm256_and_si256(_mm256_srai_epi16::<1>(codes), mask);
+            [widen_halves(half(_mm256_slli_epi16::<8>(codes))), widen_halves(half(codes))]
+        })
+    }
+
+    #[inline(always)]
+    fn load_e2m1_pair(src: &[u8; LANES]) -> [Self; 2] {
+        avx2!({
+            let codes = _mm_loadu_si128(src.as_ptr().cast());
+            let mask = _mm_set1_epi8(0xf);
+            let value = |codes| {
+                let table = _mm_loadu_si128(E2M1_HALVES.as_ptr().cast());
+                let high_bytes = _mm_shuffle_epi8(table, _mm_and_si128(codes, mask));
+                let zero = _mm_setzero_si128();
+                let low = _mm_unpacklo_epi8(zero, high_bytes);
+                widen_halves(_mm256_set_m128i(_mm_unpackhi_epi8(zero, high_bytes), low))
+            };
+            [value(codes), value(_mm_srli_epi16::<4>(codes))]
+        })
+    }
+
+    #[inline(always)]
+    fn load_e8m0(src: &[u8; LANES]) -> Self {
+        avx2!({
+            let half = |start: usize| {
+                let codes = _mm_loadl_epi64(src.as_ptr().add(start).cast());
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(codes)))
+            };
+            Self(half(0), half(8))
         })
     }
 
@@ -120,6 +164,15 @@ impl F32x16 for Avx2 {
         }
         columns
     }
+}
+
+/// Sixteen IEEE halves as f32.
+#[inline(always)]
+fn widen_halves(halves: __m256i) -> Avx2 {
+    avx2!(Avx2(
+        _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+        _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),
+    ))
 }
 
 /// Element `j` of vector `i` becomes element `i` of vector `j`.

@@ -2,16 +2,30 @@
 
 use std::arch::x86_64::*;
 
-use super::{F32x16, LANES};
+use quantization::E2M1;
+
+use super::{CODE_FACTOR, F32x16, LANES};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(__m512);
+
+/// The values of E2M1 codes over [`CODE_FACTOR`].
+static E2M1_SCALED: [f32; LANES] = {
+    let mut values = E2M1;
+    let mut code = 0;
+    while code < LANES {
+        values[code] /= CODE_FACTOR;
+        code += 1;
+    }
+    values
+};
 
 /// Wraps intrinsics that are unsafe only for the features that they need.
 macro_rules! avx512 {
     ($e:expr) => {
         // SAFETY: this type is used only below `dispatch`, where the processor was found to have
-        // AVX-512F; every pointer given to an intrinsic comes from a reference to 16 elements.
+        // AVX-512F; every pointer given to an intrinsic comes from a reference to as many elements
+        // as it reads or writes.
         unsafe { $e }
     };
 }
@@ -37,6 +51,38 @@ impl F32x16 for Avx512 {
             let low = _mm512_slli_epi32::<16>(words);
             [Self(_mm512_castsi512_ps(low)), Self(_mm512_castsi512_ps(high))]
         })
+    }
+
+    #[inline(always)]
+    fn load_e4m3_pair(src: &[u8; 2 * LANES]) -> [Self; 2] {
+        avx512!({
+            let codes = _mm256_loadu_si256(src.as_ptr().cast());
+            // Of a code in the high byte of a half: the sign stays, the rest moves down by one.
+            let mask = _mm256_set1_epi16(0xbf80_u16 as i16);
+            let half = |codes| _mm256_and_si256(_mm256_srai_epi16::<1>(codes), mask);
+            let (even, odd) = (half(_mm256_slli_epi16::<8>(codes)), half(codes));
+            [Self(_mm512_cvtph_ps(even)), Self(_mm512_cvtph_ps(odd))]
+        })
+    }
+
+    #[inline(always)]
+    fn load_e2m1_pair(src: &[u8; LANES]) -> [Self; 2] {
+        let table = Self::load(&E2M1_SCALED);
+        avx512!({
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(src.as_ptr().cast()));
+            // A permutation looks at the four lowest bits of an index.
+            let low = _mm512_permutexvar_ps(codes, table.0);
+            let high = _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(codes), table.0);
+            [Self(low), Self(high)]
+        })
+    }
+
+    #[inline(always)]
+    fn load_e8m0(src: &[u8; LANES]) -> Self {
+        Self(avx512!({
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(src.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(codes))
+        }))
     }
 
     #[inline(always)]

@@ -17,6 +17,10 @@ pub(crate) use portable::Portable;
 /// Lanes of a vector, on every instruction set.
 pub(crate) const LANES: usize = 16;
 
+/// What the values of decoded codes are divided by: an E4M3 code moved to the place of an IEEE half
+/// has this much less, for want of a larger exponent bias.
+pub(crate) const CODE_FACTOR: f32 = 256.0;
+
 /// Sixteen f32 lanes.
 ///
 /// A type other than [`Portable`] may be used only below [`dispatch`], which proves that the
@@ -30,6 +34,14 @@ pub(crate) trait F32x16: Copy {
     fn load(src: &[f32; LANES]) -> Self;
     /// Widens two vectors of bf16: the low halves of the words, and the high halves.
     fn load_bf16_pair(src: &[u32; LANES]) -> [Self; 2];
+    /// The values of two vectors of E4M3 codes over [`CODE_FACTOR`]: the even bytes, and the odd
+    /// bytes. No code may be NaN.
+    fn load_e4m3_pair(src: &[u8; 2 * LANES]) -> [Self; 2];
+    /// The values of two vectors of E2M1 codes over [`CODE_FACTOR`]: the low halves of the bytes,
+    /// and the high halves.
+    fn load_e2m1_pair(src: &[u8; LANES]) -> [Self; 2];
+    /// The powers of two that E8M0 codes above 0 and below 255 stand for.
+    fn load_e8m0(src: &[u8; LANES]) -> Self;
     fn store(self, dst: &mut [f32; LANES]);
     fn add(self, rhs: Self) -> Self;
     fn sub(self, rhs: Self) -> Self;
@@ -166,7 +178,9 @@ impl Isa {
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -188,13 +202,13 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<avx2::Avx2>()
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,avx512f")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f")]
 fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<avx512::Avx512>()
 }

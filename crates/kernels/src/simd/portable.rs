@@ -1,6 +1,8 @@
 //! The portable vector: an array, which the compiler vectorises as far as the target allows.
 
-use super::{F32x16, LANES};
+use quantization::E2M1;
+
+use super::{CODE_FACTOR, F32x16, LANES};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([f32; LANES]);
@@ -29,6 +31,30 @@ impl F32x16 for Portable {
     fn load_bf16_pair(src: &[u32; LANES]) -> [Self; 2] {
         let low = src.map(|word| f32::from_bits(word << 16));
         [Self(low), Self(src.map(|word| f32::from_bits(word & 0xffff_0000)))]
+    }
+
+    #[inline(always)]
+    fn load_e4m3_pair(src: &[u8; 2 * LANES]) -> [Self; 2] {
+        // Moves the exponent from the bias of f32 to that of the codes, exactly for the subnormal
+        // ones as well.
+        const REBIAS: f32 = f32::from_bits((127 + 120) << 23) / CODE_FACTOR;
+        let value = |code: u8| {
+            let (sign, magnitude) = (u32::from(code & 0x80), u32::from(code & 0x7f));
+            f32::from_bits(sign << 24 | magnitude << 20) * REBIAS
+        };
+        let half = |odd: usize| Self(std::array::from_fn(|i| value(src[2 * i + odd])));
+        [half(0), half(1)]
+    }
+
+    #[inline(always)]
+    fn load_e2m1_pair(src: &[u8; LANES]) -> [Self; 2] {
+        let value = |code: u8| E2M1[usize::from(code)] / CODE_FACTOR;
+        [Self(src.map(|byte| value(byte & 0xf))), Self(src.map(|byte| value(byte >> 4)))]
+    }
+
+    #[inline(always)]
+    fn load_e8m0(src: &[u8; LANES]) -> Self {
+        Self(src.map(|code| f32::from_bits(u32::from(code) << 23)))
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{bundled, raw_with, workspace};
+use super::{bundled, public, raw_with, workspace};
 use crate::IndexerKind::{Full, Shared};
 use crate::*;
 
@@ -266,9 +266,11 @@ fn unusable_schedules_are_refused_with_the_fields_name() {
     valid(json!({"indexer_types": vec!["full"; 5], "index_topk_freq": 0}));
 }
 
-/// The fields of the published GLM-5.2 config that matter here, without `indexer_types`.
+/// The published GLM-5.2 config without `indexer_types`.
 fn glm52() -> Value {
-    serde_json::from_str(include_str!("glm52.json")).unwrap()
+    let mut object = public("glm-5.2");
+    object["indexer_types"] = Value::Null;
+    object
 }
 
 fn read(object: &Value) -> ModelConfig {
@@ -307,8 +309,7 @@ fn glm52_has_21_full_layers_by_frequency_and_by_name() {
 
 #[test]
 fn a_published_deepseek_v32_config_is_read() {
-    let object = serde_json::from_str(include_str!("deepseek_v32.json")).unwrap();
-    let config = read(&object);
+    let config = read(&public("deepseek-v3.2-exp"));
     assert_eq!(config.architecture, Architecture::DeepseekV32);
     let dsa = config.dsa.as_ref().unwrap();
     assert_eq!(dsa.indexer_kinds, [Full; 61]);
@@ -330,6 +331,13 @@ fn a_published_deepseek_v32_config_is_read() {
 fn a_summary_describes_sparse_attention() {
     let summary = ConfigSummary::new(&RawConfig::load(&bundled("tiny-glm52")).unwrap());
     assert_eq!(summary.architecture.as_deref(), Some("GlmMoeDsaForCausalLM"));
+    let cached = |value_bytes, fp8_index, drafting| {
+        let bytes = summary.cache_bytes_per_token(value_bytes, fp8_index, drafting).unwrap();
+        (bytes.kv, bytes.index)
+    };
+    assert_eq!(cached(2, false, true), (80 * 6 * 2, 32 * 4 * 2));
+    assert_eq!(cached(4, false, false), (80 * 5 * 4, 32 * 3 * 4));
+    assert_eq!(cached(2, true, false), (80 * 5 * 2, (32 + 4) * 3));
     assert_eq!((summary.refusal, summary.kv_bytes_per_token), (None, Some(80 * 6 * 2)));
     let expected = SparseSummary {
         index_topk: 64,

@@ -1,6 +1,6 @@
 //! Tests of the bundled configurations for benches, and of the roles of tensors.
 
-use super::{bundled, workspace};
+use super::{bundled, public, workspace};
 use crate::*;
 
 fn specs(config: &ModelConfig) -> impl Iterator<Item = TensorSpec> {
@@ -77,8 +77,9 @@ fn a_tensor_of_two_dimensions_is_a_matrix_and_any_other_a_norm_or_a_bias() {
         .chain(fixtures.map(|name| workspace("tests/data/fixtures").join(name)));
     let mut configs: Vec<ModelConfig> =
         folders.map(|folder| ModelConfig::load(&folder).unwrap()).collect();
-    for text in [include_str!("glm52.json"), include_str!("deepseek_v32.json")] {
-        configs.push(ModelConfig::from_raw(&RawConfig::parse(text, "c").unwrap()).unwrap());
+    for name in ["glm-5.2", "deepseek-v3.2-exp"] {
+        let raw = RawConfig::parse(&public(name).to_string(), "config.json").unwrap();
+        configs.push(ModelConfig::from_raw(&raw).unwrap());
     }
     for spec in configs.iter().flat_map(specs) {
         let last = spec.name.rsplit('.').next().unwrap();

@@ -1,0 +1,272 @@
+//! How each tensor is stored: decided from what the headers say of it and of its scale, and from
+//! what the config declares where they do not say enough.
+
+use std::fmt;
+
+use model_config::{DeclaredFormats, TensorRole, TensorSpec, WeightFormat};
+use safetensors::Dtype;
+
+use crate::checkpoint::{Checkpoint, TensorInfo};
+use crate::convert::kind_of;
+
+/// Columns that share an exponent in the microscaling formats.
+const MX_GROUP: usize = 32;
+/// What follows the name of a tensor in that of its scale.
+const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
+/// What compressed-tensors adds to the name of a tensor whose values are packed.
+const PACKED: &str = "_packed";
+
+/// How a tensor of the checkpoint is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Storage {
+    /// As values that libtorch knows.
+    Dense,
+    /// As codes with scales.
+    Quantized(Packing),
+}
+
+/// Where the parts of a quantised matrix are and what they mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Packing {
+    /// Name of the codes.
+    pub(crate) codes: String,
+    /// Name of the scales.
+    pub(crate) scales: String,
+    /// Two E2M1 codes a byte; else one E4M3 code.
+    pub(crate) is_e2m1: bool,
+    /// Which elements share a scale, `[rows, columns]`.
+    pub(crate) block: [usize; 2],
+}
+
+/// Why a tensor cannot be read as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StorageFault {
+    /// Its dtype is none that can be loaded.
+    Dtype(Dtype),
+    /// It has codes of this dtype and no scale.
+    NoScale {
+        /// The dtype.
+        dtype: Dtype,
+        /// Names that its scale may have.
+        scales: [String; 2],
+    },
+    /// Two tensors could be meant.
+    Twice {
+        /// Their names.
+        names: [String; 2],
+    },
+    /// It is not quantised and has a scale.
+    StrayScale {
+        /// Its dtype.
+        dtype: Dtype,
+        /// The scale.
+        scale: String,
+    },
+    /// Its scale is of a dtype that scales of its format do not have.
+    ScaleDtype {
+        /// The scale.
+        scale: String,
+        /// The dtype of the scale.
+        dtype: Dtype,
+    },
+    /// Its scale has not the shape that its format asks for.
+    ScaleShape {
+        /// The scale.
+        scale: String,
+        /// The shape of the scale.
+        shape: Vec<usize>,
+        /// The shapes that it may have, by what the config says.
+        expected: Vec<[usize; 2]>,
+    },
+    /// Its bytes are packed, and the config does not say what they mean.
+    Undeclared {
+        /// The dtype.
+        dtype: Dtype,
+    },
+    /// It is quantised although the config excludes it.
+    Excluded {
+        /// The dtype.
+        dtype: Dtype,
+        /// The entry of the exclusion list.
+        entry: String,
+    },
+}
+
+impl fmt::Display for StorageFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dtype(dtype) => write!(
+                f,
+                "is {dtype:?}; only F32, F16 and BF16 can be loaded, and matrices in F8_E4M3 or \
+                 packed MXFP4 with their scales"
+            ),
+            Self::NoScale { dtype, scales: [first, second] } => write!(
+                f,
+                "is {dtype:?} and has no scale, neither {first} nor {second}; get the rest of \
+                 the checkpoint"
+            ),
+            Self::Twice { names: [first, second] } => {
+                write!(f, "is ambiguous: there are both {first} and {second}; remove one of them")
+            }
+            Self::StrayScale { dtype, scale } => write!(
+                f,
+                "is {dtype:?}, not quantised, but has the scale {scale}; remove the scale, or get \
+                 the quantised tensor"
+            ),
+            Self::ScaleDtype { scale, dtype } => {
+                write!(f, "has the scale {scale} in {dtype:?}, which scales of its format are not")
+            }
+            Self::ScaleShape { scale, shape, expected } => {
+                let expected: Vec<_> = expected.iter().map(|shape| format!("{shape:?}")).collect();
+                write!(
+                    f,
+                    "has the scale {scale} of shape {shape:?} instead of {}; one for each block \
+                     needs the right weight_block_size in quantization_config",
+                    expected.join(" or ")
+                )
+            }
+            Self::Undeclared { dtype } => write!(
+                f,
+                "is {dtype:?}, as packed values are, but quantization_config does not say that it \
+                 is MXFP4; no other packed format can be loaded"
+            ),
+            Self::Excluded { dtype, entry } => write!(
+                f,
+                "is {dtype:?}, but quantization_config excludes it from quantisation by `{entry}`; \
+                 remove the entry, or get the unquantised tensor"
+            ),
+        }
+    }
+}
+
+/// A tensor that is there, and how it is stored if its shape is right.
+pub(crate) struct Stored<'a> {
+    pub(crate) info: TensorInfo<'a>,
+    pub(crate) storage: Result<Storage, StorageFault>,
+    /// The shape that the tensor needs in the file.
+    pub(crate) shape: Vec<usize>,
+}
+
+impl Checkpoint {
+    /// How an expected tensor is stored; `None` if it is absent.
+    pub(crate) fn stored(&self, spec: &TensorSpec) -> Option<Stored<'_>> {
+        let (plain, packed) =
+            (self.tensor_info(&spec.name), self.tensor_info(&format!("{}{PACKED}", spec.name)));
+        let info = plain.or(packed)?;
+        let scales = SCALES.map(|suffix| format!("{}{suffix}", spec.name));
+        let found = [self.tensor_info(&scales[0]), self.tensor_info(&scales[1])];
+        let mut shape = spec.shape.clone();
+        if is_packed(info.dtype) && spec.role() == TensorRole::Matrix {
+            shape[1] = shape[1].div_ceil(2);
+        }
+        let storage = match (plain, packed, found) {
+            (Some(plain), Some(packed), _) => {
+                Err(StorageFault::Twice { names: [plain.name, packed.name].map(str::to_owned) })
+            }
+            (.., [Some(_), Some(_)]) => Err(StorageFault::Twice { names: scales }),
+            (.., [scale, other]) => {
+                let scale = scale.or(other);
+                decide(spec, &info, scale.as_ref()).and_then(|storage| {
+                    storage.ok_or(StorageFault::NoScale { dtype: info.dtype, scales })
+                })
+            }
+        };
+        Some(Stored { info, storage, shape })
+    }
+}
+
+/// Names that belong to an expected tensor.
+pub(crate) fn names_of(name: &str) -> [String; 4] {
+    ["", PACKED, SCALES[0], SCALES[1]].map(|suffix| format!("{name}{suffix}"))
+}
+
+/// Bytes that may hold two values each.
+fn is_packed(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::U8 | Dtype::I8)
+}
+
+fn is_exponent(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::U8 | Dtype::F8_E8M0)
+}
+
+/// `None` if a scale is missing.
+fn decide(
+    spec: &TensorSpec,
+    info: &TensorInfo<'_>,
+    scale: Option<&TensorInfo<'_>>,
+) -> Result<Option<Storage>, StorageFault> {
+    let dtype = info.dtype;
+    if kind_of(dtype).is_some() {
+        return match scale {
+            None => Ok(Some(Storage::Dense)),
+            Some(scale) => Err(StorageFault::StrayScale { dtype, scale: scale.name.to_owned() }),
+        };
+    }
+    let is_e2m1 = is_packed(dtype);
+    let shape = match spec.shape[..] {
+        [n_out, n_in] if is_e2m1 && n_in % 2 == 0 || dtype == Dtype::F8_E4M3 => [n_out, n_in],
+        _ => return Err(StorageFault::Dtype(dtype)),
+    };
+    let DeclaredFormats { formats, excluded_by } = &spec.declared;
+    if let Some(entry) = excluded_by.clone() {
+        return Err(StorageFault::Excluded { dtype, entry });
+    }
+    if is_e2m1 && !formats.contains(&WeightFormat::Mxfp4) {
+        return Err(StorageFault::Undeclared { dtype });
+    }
+    let Some(scale) = scale else { return Ok(None) };
+    let has_exponents = is_exponent(scale.dtype);
+    if !has_exponents && (is_e2m1 || kind_of(scale.dtype).is_none()) {
+        let (scale, dtype) = (scale.name.to_owned(), scale.dtype);
+        return Err(StorageFault::ScaleDtype { scale, dtype });
+    }
+    let blocks = if is_e2m1 { vec![[1, MX_GROUP]] } else { blocks(shape, formats, has_exponents) };
+    let block = block_of(shape, scale, &blocks)?;
+    let (codes, scales) = (info.name.to_owned(), scale.name.to_owned());
+    Ok(Some(Storage::Quantized(Packing { codes, scales, is_e2m1, block })))
+}
+
+/// The blocks that E4M3 codes may have, the likeliest first: those that the config declares or, if
+/// it declares none, those that a scale's shape can tell.
+fn blocks(
+    [n_out, n_in]: [usize; 2],
+    formats: &[WeightFormat],
+    has_exponents: bool,
+) -> Vec<[usize; 2]> {
+    let declared = formats.iter().filter_map(|format| match format {
+        WeightFormat::Fp8Block(block) => Some(*block),
+        _ => None,
+    });
+    let mut blocks: Vec<_> = declared.collect();
+    if blocks.is_empty() {
+        if has_exponents || formats.contains(&WeightFormat::Mxfp8) {
+            blocks.push([1, MX_GROUP]);
+        }
+        blocks.extend([[1, n_in], [n_out, n_in]]);
+    }
+    blocks
+}
+
+/// The block that gives a scale its shape.
+fn block_of(
+    [n_out, n_in]: [usize; 2],
+    scale: &TensorInfo<'_>,
+    blocks: &[[usize; 2]],
+) -> Result<[usize; 2], StorageFault> {
+    // One scale a channel may be a vector, and one a tensor a scalar.
+    let shape = match *scale.shape {
+        [] => [1, 1],
+        [n] => [n, 1],
+        [rows, columns] => [rows, columns],
+        _ => [0, 0],
+    };
+    let scales_of = |[rows, columns]: [usize; 2]| [n_out.div_ceil(rows), n_in.div_ceil(columns)];
+    blocks.iter().copied().find(|block| scales_of(*block) == shape).ok_or_else(|| {
+        StorageFault::ScaleShape {
+            scale: scale.name.to_owned(),
+            shape: scale.shape.to_vec(),
+            expected: blocks.iter().map(|block| scales_of(*block)).collect(),
+        }
+    })
+}
