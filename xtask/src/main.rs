@@ -5,6 +5,7 @@ mod bench;
 mod ci;
 mod codegen;
 mod demo;
+mod fuzz;
 mod libtorch;
 mod micro;
 mod mutants;
@@ -62,7 +63,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "test",
-        usage: "[control|device|clients]",
+        usage: "[control|device|rocm|clients]",
         about: "Every test, cheapest first",
         help: test::HELP,
         run: test::run,
@@ -101,6 +102,13 @@ const TASKS: &[Task] = &[
         about: "Load and faults: many clients, some of them rude, against a server",
         help: soak::HELP,
         run: soak::run,
+    },
+    Task {
+        name: "fuzz",
+        usage: "TARGET [--minutes M]",
+        about: "Search a hostile file of a checkpoint that does harm",
+        help: fuzz::HELP,
+        run: fuzz::run,
     },
     Task {
         name: "mutants",

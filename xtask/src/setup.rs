@@ -8,18 +8,22 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::libtorch::{self, Source, VERSION};
-use crate::{process, workspace};
+use crate::{process, serve, workspace};
 
 pub(crate) const HELP: &str = "\
 Downloads the PyTorch wheel through your own pip configuration and unpacks the few files that a
-build and a run need into .libtorch (about 500 MB). A second run does nothing.
+build and a run need into .libtorch (about 500 MB). A second run downloads nothing.
 
   --device cpu    the CPU libraries (default)
   --device cuda   also the CUDA libraries, in .libtorch/cuda (3.8 GB)
-  --device rocm   your own ROCm PyTorch: install it, then set LIBTORCH_USE_PYTORCH=1
-  --device auto   cuda where an NVIDIA driver is loaded, else cpu
+  --device rocm   the CPU libraries; HIP, hipRTC and hipBLAS are those of the machine
+  --device auto   cuda or rocm where the kernel has the driver of such a GPU, else cpu
 
-LIBTORCH=FOLDER or LIBTORCH_USE_PYTORCH=1 in the environment is checked and used instead.";
+The program is the same for all of them. With cuda and rocm, setup names each library that a run on
+the GPU lacks, with the way to get it, and fails; NVIDIA's driver may be missing where you only build.
+
+LIBTORCH=FOLDER or LIBTORCH_USE_PYTORCH=1 in the environment is checked and used instead. It may be a
+ROCm build of PyTorch, whose HIP libraries are then found as well.";
 
 const WAY_OUT: &str = "or set LIBTORCH to a folder with libtorch 2.11.0, \
                        or LIBTORCH_USE_PYTORCH=1 to use an installed PyTorch 2.11.0";
@@ -42,16 +46,39 @@ impl Device {
 }
 
 pub(crate) fn run(args: &[String]) -> Result<()> {
-    let device = parse_device(args, Path::new("/proc/driver/nvidia/version").exists())?;
+    let device = parse_device(args, device_of_machine())?;
     match libtorch::source_of_environment() {
-        Source::PyTorch => check_pytorch(device),
-        Source::Folder(folder) => check_folder(&folder),
-        Source::Own if device == Device::Rocm => bail!(
-            "--device rocm uses your own PyTorch: install a ROCm build of PyTorch {VERSION}, \
-             then set LIBTORCH_USE_PYTORCH=1"
-        ),
-        Source::Own => provide(device),
+        Source::PyTorch => check_pytorch()?,
+        Source::Folder(folder) => check_folder(&folder)?,
+        Source::Own if device == Device::Cuda => provide(Device::Cuda)?,
+        Source::Own => provide(Device::Cpu)?,
     }
+    if device == Device::Cpu { Ok(()) } else { check_libraries(device) }
+}
+
+/// What `auto` stands for.
+fn device_of_machine() -> Device {
+    let has = |file: &str| Path::new(file).exists();
+    match (has("/proc/driver/nvidia/version"), has("/dev/kfd")) {
+        (true, _) => Device::Cuda,
+        (false, true) => Device::Rocm,
+        (false, false) => Device::Cpu,
+    }
+}
+
+/// What the program loads when it runs on a GPU.
+fn check_libraries(device: Device) -> Result<()> {
+    let program = serve::build(&["-p", "gpu-runtime", "--example", "libraries"])?;
+    let mut check = Command::new(program);
+    // Standard output belongs to the task that needed libtorch.
+    check.arg(device.name()).envs(libtorch::loader_path()?).stdout(std::io::stderr());
+    let status = check.status().context("start the check of the libraries")?;
+    ensure!(
+        status.success(),
+        "what is built will run on the CPU; for --device {} get what is missing above",
+        device.name()
+    );
+    Ok(())
 }
 
 /// What every task that builds on libtorch starts with.
@@ -62,7 +89,7 @@ pub(crate) fn ensure_libtorch() -> Result<()> {
     }
 }
 
-fn parse_device(args: &[String], has_nvidia_driver: bool) -> Result<Device> {
+fn parse_device(args: &[String], auto: Device) -> Result<Device> {
     let text = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => "cpu",
         ["--device", device] => device,
@@ -73,23 +100,17 @@ fn parse_device(args: &[String], has_nvidia_driver: bool) -> Result<Device> {
         "cpu" => Ok(Device::Cpu),
         "cuda" => Ok(Device::Cuda),
         "rocm" => Ok(Device::Rocm),
-        "auto" if has_nvidia_driver => Ok(Device::Cuda),
-        "auto" => Ok(Device::Cpu),
+        "auto" => Ok(auto),
         _ => bail!("--device is cpu, cuda, rocm or auto, not `{text}`"),
     }
 }
 
-fn check_pytorch(device: Device) -> Result<()> {
-    let print = "import torch; print(torch.__version__); print(torch.version.hip)";
-    let found = process::python(&["-c", print]).context(
+fn check_pytorch() -> Result<()> {
+    let version = process::python(&["-c", "import torch; print(torch.__version__)"]).context(
         "LIBTORCH_USE_PYTORCH is set, but python3 cannot import torch: install it or unset it",
     )?;
-    let (version, hip) = found.trim().split_once('\n').context("python3 printed no version")?;
+    let version = version.trim();
     check_version(version, "the PyTorch of python3")?;
-    ensure!(
-        device != Device::Rocm || hip != "None",
-        "the PyTorch of python3 is {version}, which is no ROCm build: install one of {VERSION}"
-    );
     eprintln!("using PyTorch {version} of python3 (LIBTORCH_USE_PYTORCH is set)");
     show_loader_path()
 }
@@ -296,19 +317,18 @@ pub(crate) fn remove(folder: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn parse(args: &[&str], driver: bool) -> Result<Device> {
+    fn parse(args: &[&str]) -> Result<Device> {
         let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
-        parse_device(&args, driver)
+        parse_device(&args, Device::Rocm)
     }
 
     #[test]
     fn devices_are_read_in_both_spellings() {
-        assert_eq!(parse(&[], true).unwrap(), Device::Cpu);
-        assert_eq!(parse(&["--device", "rocm"], false).unwrap(), Device::Rocm);
-        assert_eq!(parse(&["--device=auto"], true).unwrap(), Device::Cuda);
-        assert_eq!(parse(&["--device=auto"], false).unwrap(), Device::Cpu);
-        assert!(parse(&["--device", "tpu"], false).unwrap_err().to_string().contains("`tpu`"));
-        assert!(parse(&["cpu"], false).is_err());
+        assert_eq!(parse(&[]).unwrap(), Device::Cpu);
+        assert_eq!(parse(&["--device", "cuda"]).unwrap(), Device::Cuda);
+        assert_eq!(parse(&["--device=auto"]).unwrap(), Device::Rocm);
+        assert!(parse(&["--device", "tpu"]).unwrap_err().to_string().contains("`tpu`"));
+        assert!(parse(&["cpu"]).is_err());
     }
 
     #[test]

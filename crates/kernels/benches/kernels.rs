@@ -53,7 +53,7 @@ fn quantized(c: &mut Criterion) {
         Scales::Blocks { block, values: vec![0.01; n_scales] }
     };
     let groups = || Scales::Groups { group: 32, exponents: vec![120; n_out * n_in / 32] };
-    let bytes = |n| (0..n).map(|i| (i * 7919 % 126) as u8 | (i % 2 << 7) as u8).collect();
+    let bytes = |n| (0..n).map(|i| (i * 7919 % 126) as u8 | ((i % 2) << 7) as u8).collect();
     let e4m3 = |scales| {
         let matrix = QuantizedMatrix::new([n_out, n_in], Codes::E4m3(bytes(n_in * n_out)), scales);
         PackedLinear::from_quantized(&matrix.expect("scales fit"))
@@ -196,7 +196,8 @@ fn moe(c: &mut Criterion) {
     const HIDDEN: usize = 256;
     const TOP_K: usize = 4;
     let mut group = c.benchmark_group("moe");
-    let weight = values(64 * HIDDEN);
+    const WIDTH: usize = 64;
+    let weight = values(WIDTH * HIDDEN);
     let config = RouterConfig {
         scoring: RouterScoring::Sigmoid,
         choice: ExpertChoice::NoauxTc,
@@ -207,9 +208,12 @@ fn moe(c: &mut Criterion) {
         routed_scaling_factor: 2.5,
     };
     let router = Router::new(&values(16 * HIDDEN), HIDDEN, Some(&[0.0; 16]), config);
-    let wide = SwiGluMlp::from_f32(&weight, &weight, &weight, HIDDEN);
-    let weight = narrow(&weight);
-    let narrow = SwiGluMlp::from_bf16(&weight, &weight, &weight, HIDDEN);
+    let narrow = narrow(&weight);
+    let mlp = |linear: &dyn Fn(usize) -> PackedLinear| {
+        SwiGluMlp::new(linear(HIDDEN), linear(HIDDEN), linear(WIDTH))
+    };
+    let wide = mlp(&|n_in| PackedLinear::from_f32(&weight, n_in));
+    let narrow = mlp(&|n_in| PackedLinear::from_bf16(&narrow, n_in));
     for (storage, expert) in [("f32", wide), ("bf16", narrow)] {
         let experts = MoeExperts::new(vec![expert; 16]);
         for n_tokens in [1, 4, 16, 64] {

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use half::bf16;
-
 use crate::exp::silu_and_mul_on;
 use crate::linear::PackedLinear;
 use crate::parallel::{Disjoint, for_each_task, n_threads};
@@ -31,34 +29,6 @@ impl SwiGluMlp {
         assert_eq!(gate.n_out(), down.n_in(), "down is [hidden, width]");
         assert_eq!(gate.n_in(), down.n_out(), "down is [hidden, width]");
         Self { gate_up: PackedLinear::stack([gate, up]), down }
-    }
-
-    /// Packs `gate` and `up` `[width, hidden]` and `down` `[hidden, width]`.
-    ///
-    /// # Panics
-    ///
-    /// If the lengths do not match.
-    #[must_use]
-    pub fn from_f32(gate: &[f32], up: &[f32], down: &[f32], hidden: usize) -> Self {
-        let width = check_widths(gate.len(), up.len(), down.len(), hidden);
-        Self {
-            gate_up: PackedLinear::from_f32(&[gate, up].concat(), hidden),
-            down: PackedLinear::from_f32(down, width),
-        }
-    }
-
-    /// Packs bf16 weights of the same shapes; they stay bf16 in memory.
-    ///
-    /// # Panics
-    ///
-    /// If the lengths do not match.
-    #[must_use]
-    pub fn from_bf16(gate: &[bf16], up: &[bf16], down: &[bf16], hidden: usize) -> Self {
-        let width = check_widths(gate.len(), up.len(), down.len(), hidden);
-        Self {
-            gate_up: PackedLinear::from_bf16(&[gate, up].concat(), hidden),
-            down: PackedLinear::from_bf16(down, width),
-        }
     }
 
     /// Inputs and outputs of a row.
@@ -89,13 +59,6 @@ impl SwiGluMlp {
     fn cost(&self, n_rows: usize) -> usize {
         self.gate_up.cost(n_rows) + self.down.cost(n_rows)
     }
-}
-
-fn check_widths(gate: usize, up: usize, down: usize, hidden: usize) -> usize {
-    assert!(hidden > 0 && gate > 0 && gate.is_multiple_of(hidden), "gate is [width, hidden]");
-    assert_eq!(gate, up, "gate and up have one shape");
-    assert_eq!(gate, down, "down is [hidden, width]");
-    gate / hidden
 }
 
 /// The routed experts of a layer.

@@ -29,23 +29,23 @@ impl LatentAttention {
         let config = builder.config;
         let prefix = format!("model.layers.{layer_idx}.self_attn");
         let has_q_latent = mla.q_lora_rank.is_some();
-        let mut weight = |name: &str| builder.weight(&format!("{prefix}.{name}"));
+        let name = |name: &str| format!("{prefix}.{name}");
         let weights = MlaWeights {
-            q_a: weight(if has_q_latent { "q_a_proj" } else { "q_proj" })?,
+            q_a: builder.matrix(&name(if has_q_latent { "q_a_proj" } else { "q_proj" }))?,
             q_b: if has_q_latent {
-                Some((weight("q_a_layernorm")?, weight("q_b_proj")?))
+                Some((builder.weight(&name("q_a_layernorm"))?, builder.matrix(&name("q_b_proj"))?))
             } else {
                 None
             },
-            kv_a: weight("kv_a_proj_with_mqa")?,
-            kv_a_norm: weight("kv_a_layernorm")?,
-            kv_b: weight("kv_b_proj")?,
-            o: weight("o_proj")?,
+            kv_a: builder.matrix(&name("kv_a_proj_with_mqa"))?,
+            kv_a_norm: builder.weight(&name("kv_a_layernorm"))?,
+            kv_b: builder.weight(&name("kv_b_proj"))?,
+            o: builder.matrix(&name("o_proj"))?,
         };
         Ok(Self {
             projections: MlaProjections::new(&weights, mla, config.rms_norm_eps, builder.ops)?,
             indexer: if config.has_indexer(layer_idx) {
-                Some(indexer(builder, &format!("{prefix}.indexer"))?)
+                Some(indexer(builder, &name("indexer"))?)
             } else {
                 None
             },
@@ -102,11 +102,11 @@ impl LatentAttention {
 
 fn indexer(builder: &mut LayerBuilder<'_>, prefix: &str) -> Result<Indexer, LoadError> {
     let dsa = builder.config.dsa.as_ref().expect("an indexer belongs to sparse attention");
-    let mut weight = |name: &str| builder.weight(&format!("{prefix}.{name}"));
-    let (q, k, k_norm) = (weight("wq_b")?, weight("wk")?, weight("k_norm")?);
-    let head_weights = weight("weights_proj")?;
-    let bias = builder.tensors.take(&format!("{prefix}.k_norm.bias"))?;
-    let weights = IndexerWeights { q, k, k_norm: (k_norm, bias), head_weights };
+    let name = |name: &str| format!("{prefix}.{name}");
+    let (q, k) = (builder.matrix(&name("wq_b"))?, builder.matrix(&name("wk"))?);
+    let head_weights = builder.weight(&name("weights_proj"))?;
+    let k_norm = (builder.weight(&name("k_norm"))?, builder.tensors.take(&name("k_norm.bias"))?);
+    let weights = IndexerWeights { q, k, k_norm, head_weights };
     Ok(Indexer::new(&weights, dsa, builder.ops)?)
 }
 

@@ -3,7 +3,7 @@
 use model_config::{AttentionConfig, ModelConfig};
 use nn_layers::{GatedMlp, Linear, MoeMlp, MoeParts, Ops, RmsNorm};
 use tch::Tensor;
-use weights::TensorMap;
+use weights::{LoadedWeight, TensorMap, WeightsError};
 
 use crate::decoder_layer::{Attention, DecoderLayer, FeedForward};
 use crate::deepseek_v3::LatentAttention;
@@ -24,7 +24,16 @@ impl LayerBuilder<'_> {
     }
 
     pub(crate) fn linear(&mut self, name: &str) -> Result<Linear, LoadError> {
-        Ok(Linear::new(&self.weight(name)?, self.ops)?)
+        Ok(Linear::new(self.matrix(name)?, self.ops)?)
+    }
+
+    /// The same, if the checkpoint has one.
+    pub(crate) fn optional_linear(&mut self, name: &str) -> Result<Option<Linear>, LoadError> {
+        match self.linear(name) {
+            Ok(linear) => Ok(Some(linear)),
+            Err(LoadError::Weights(WeightsError::NotLoaded { .. })) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// The layer that a checkpoint calls `model.layers.{layer_idx}`.
@@ -74,12 +83,18 @@ impl LayerBuilder<'_> {
     }
 
     fn mlp(&mut self, prefix: &str) -> Result<GatedMlp, LoadError> {
-        let mut weight = |name: &str| self.weight(&format!("{prefix}.{name}"));
-        let weights = [weight("gate_proj")?, weight("up_proj")?, weight("down_proj")?];
-        Ok(GatedMlp::new(weights.each_ref(), self.ops)?)
+        let mut matrix = |name: &str| self.matrix(&format!("{prefix}.{name}"));
+        let weights = [matrix("gate_proj")?, matrix("up_proj")?, matrix("down_proj")?];
+        Ok(GatedMlp::new(weights, self.ops)?)
     }
 
+    /// A weight in the dtype that the model computes in.
     pub(crate) fn weight(&mut self, name: &str) -> Result<Tensor, LoadError> {
         Ok(self.tensors.take(&format!("{name}.weight"))?)
+    }
+
+    /// The weight of a linear layer, which may stay quantised.
+    pub(crate) fn matrix(&mut self, name: &str) -> Result<LoadedWeight, LoadError> {
+        Ok(self.tensors.take_weight(&format!("{name}.weight"))?)
     }
 }

@@ -85,8 +85,7 @@ impl MtpLayer {
     ) -> Result<Self, LoadError> {
         let layer = format!("model.layers.{layer_idx}");
         let own_table = builder.tensors.take_optional(&format!("{layer}.embed_tokens.weight"))?;
-        let own_head =
-            builder.tensors.take_optional(&format!("{layer}.shared_head.head.weight"))?;
+        let own_head = builder.optional_linear(&format!("{layer}.shared_head.head"))?;
         Ok(Self {
             embedding: match own_table {
                 Some(table) => Embedding::new(table, builder.ops),
@@ -97,10 +96,7 @@ impl MtpLayer {
             eh_proj: builder.linear(&format!("{layer}.eh_proj"))?,
             block: builder.decoder_layer(layer_idx)?,
             norm: builder.norm(&format!("{layer}.shared_head.norm"))?,
-            head: match own_head {
-                Some(weight) => Linear::new(&weight, builder.ops)?,
-                None => target.head.share(),
-            },
+            head: own_head.unwrap_or_else(|| target.head.share()),
         })
     }
 }

@@ -99,11 +99,11 @@ impl LoadedModel {
 pub fn load(dir: &Path, options: LoadOptions) -> Result<LoadedModel, LoadError> {
     let config = ModelConfig::load(dir)?;
     let LoadOptions { device, dtype, format, drafting, ops } = options;
-    let mut builder = LayerBuilder {
-        config: &config,
-        tensors: weights::load(dir, &config, format, drafting, (device, dtype.kind()))?,
-        ops: ops.unwrap_or_else(|| Ops::for_device(device)),
-    };
+    let ops = ops.unwrap_or_else(|| Ops::for_device(device));
+    let tensors = weights::load(dir, &config, format, drafting, (device, dtype.kind()))?;
+    // Fused layers decode as they compute; plain ones would hold the values.
+    let tensors = tensors.keep_packed(ops == Ops::Fused);
+    let mut builder = LayerBuilder { config: &config, tensors, ops };
     let target = Decoder::build(&mut builder)?;
     let mtp = drafting.then(|| MtpLayers::build(&mut builder, &target)).transpose()?;
     Ok(LoadedModel { config, target: Box::new(target), mtp, device, dtype })

@@ -7,6 +7,7 @@ mod index_share;
 mod made;
 mod mtp;
 mod oracle;
+mod quantized;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -3,6 +3,7 @@
 use model_config::DsaConfig;
 use tch::{Kind, Tensor};
 use torch_ext::{TensorError, slice_mut};
+use weights::LoadedWeight;
 
 use crate::linear::Linear;
 use crate::norm::LayerNorm;
@@ -16,12 +17,12 @@ const KEY_NORM_EPS: f64 = 1e-6;
 #[derive(Debug)]
 pub struct IndexerWeights {
     /// `wq_b` `[index_n_heads * index_head_dim, q_lora_rank]`.
-    pub q: Tensor,
+    pub q: LoadedWeight,
     /// `wk` `[index_head_dim, hidden]`.
-    pub k: Tensor,
+    pub k: LoadedWeight,
     /// `k_norm`: weight and bias, `[index_head_dim]` each.
     pub k_norm: (Tensor, Tensor),
-    /// `weights_proj` `[index_n_heads, hidden]`.
+    /// `weights_proj` `[index_n_heads, hidden]`, which a factor goes into.
     pub head_weights: Tensor,
 }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use kernels::PackedLinear;
 use tch::Tensor;
 use torch_ext::{TensorError, empty, slice_mut};
+use weights::LoadedWeight;
 
-use crate::ops::{Ops, matrix, pack, rows};
+use crate::ops::{Ops, matrix, pack, rows, wrong_shape};
 
 /// `y = x W^T`.
 #[derive(Debug)]
@@ -26,11 +27,39 @@ impl Linear {
     /// # Errors
     ///
     /// [`TensorError`] if it is not a matrix, or cannot be packed.
-    pub fn new(weight: &Tensor, ops: Ops) -> Result<Self, TensorError> {
-        matrix(weight)?;
+    pub fn new(weight: impl Into<LoadedWeight>, ops: Ops) -> Result<Self, TensorError> {
+        Self::stack([weight.into()], ops)
+    }
+
+    /// One layer of the outputs of some weights with the same inputs, one behind the other.
+    ///
+    /// # Errors
+    ///
+    /// [`TensorError`] if their inputs differ, or as [`Linear::new`].
+    pub fn stack<const N: usize>(
+        weights: [LoadedWeight; N],
+        ops: Ops,
+    ) -> Result<Self, TensorError> {
+        const { assert!(N > 0, "a layer has a weight") };
+        let n_in = matrix(&weights[0])?.1;
+        for weight in &weights {
+            if matrix(weight)?.1 != n_in {
+                return Err(wrong_shape("a stacked weight", weight, vec![-1, n_in as i64]));
+            }
+        }
         let weight = match ops {
-            Ops::Torch => Weight::Torch(weight.shallow_clone()),
-            Ops::Fused => Weight::Packed(Arc::new(pack(weight)?)),
+            Ops::Torch => {
+                let tensors = weights.iter().map(LoadedWeight::to_tensor);
+                let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
+                Weight::Torch(match &tensors[..] {
+                    [one] => one.shallow_clone(),
+                    _ => Tensor::f_cat(&tensors, 0)?,
+                })
+            }
+            Ops::Fused => {
+                let layers = weights.iter().map(pack).collect::<Result<Vec<_>, _>>()?;
+                Weight::Packed(Arc::new(PackedLinear::stack(layers)))
+            }
         };
         Ok(Self { weight })
     }

@@ -4,6 +4,7 @@ use kernels::PackedLinear;
 use model_config::MlaConfig;
 use tch::Tensor;
 use torch_ext::{TensorError, empty, slice, slice_mut};
+use weights::LoadedWeight;
 
 use crate::linear::Linear;
 use crate::norm::RmsNorm;
@@ -15,18 +16,19 @@ use crate::rotary::{RotaryRows, RotatedPart};
 pub struct MlaWeights {
     /// `q_a_proj` `[q_lora_rank, hidden]`, or `q_proj` `[H * qk_head_dim, hidden]` where queries
     /// come from one matrix.
-    pub q_a: Tensor,
+    pub q_a: LoadedWeight,
     /// `q_a_layernorm` `[q_lora_rank]` and `q_b_proj` `[H * qk_head_dim, q_lora_rank]`, if the
     /// query has a latent.
-    pub q_b: Option<(Tensor, Tensor)>,
+    pub q_b: Option<(Tensor, LoadedWeight)>,
     /// `kv_a_proj_with_mqa` `[kv_lora_rank + rope_dim, hidden]`.
-    pub kv_a: Tensor,
+    pub kv_a: LoadedWeight,
     /// `kv_a_layernorm` `[kv_lora_rank]`.
     pub kv_a_norm: Tensor,
-    /// `kv_b_proj` `[H * (nope_dim + v_head_dim), kv_lora_rank]`.
+    /// `kv_b_proj` `[H * (nope_dim + v_head_dim), kv_lora_rank]`. Absorbing it transposes a part of
+    /// each head, and scales of a row's groups do not follow: it needs its values.
     pub kv_b: Tensor,
     /// `o_proj` `[hidden, H * v_head_dim]`.
-    pub o: Tensor,
+    pub o: LoadedWeight,
 }
 
 /// What every row of a pass leaves: its cache row, and the start of its queries.
@@ -81,7 +83,7 @@ impl MlaProjections {
         };
         Ok(Self {
             config: config.clone(),
-            qkv_a: Linear::new(&Tensor::f_cat(&[&weights.q_a, &weights.kv_a], 0)?, ops)?,
+            qkv_a: Linear::stack([(&weights.q_a).into(), (&weights.kv_a).into()], ops)?,
             q_b,
             kv_a_norm: RmsNorm::new(&weights.kv_a_norm, eps, ops)?,
             absorb_key: HeadLinear::new(&absorb, ops)?,
@@ -219,7 +221,8 @@ impl HeadLinear {
         match ops {
             Ops::Torch => Ok(Self::Torch(weights.f_transpose(1, 2)?.f_contiguous()?)),
             Ops::Fused => {
-                let heads = (0..weights.size()[0]).map(|head| pack(&weights.f_select(0, head)?));
+                let heads =
+                    (0..weights.size()[0]).map(|head| pack(&weights.f_select(0, head)?.into()));
                 Ok(Self::Fused(heads.collect::<Result<_, _>>()?))
             }
         }

@@ -1,11 +1,11 @@
 //! The gated feed-forward layer.
 
-use half::bf16;
 use kernels::SwiGluMlp;
-use tch::{Kind, Tensor};
-use torch_ext::{TensorError, empty, slice, slice_mut};
+use tch::Tensor;
+use torch_ext::{TensorError, empty, slice_mut};
+use weights::LoadedWeight;
 
-use crate::ops::{Ops, matrix, rows};
+use crate::ops::{Ops, matrix, pack, rows, wrong_shape};
 
 /// `down(silu(gate(x)) * up(x))`; gate and up are one matrix.
 #[derive(Debug)]
@@ -26,15 +26,16 @@ impl GatedMlp {
     /// # Errors
     ///
     /// [`TensorError`] if the shapes do not fit together.
-    pub fn new(gate_up_down: [&Tensor; 3], ops: Ops) -> Result<Self, TensorError> {
+    pub fn new(gate_up_down: [impl Into<LoadedWeight>; 3], ops: Ops) -> Result<Self, TensorError> {
+        let gate_up_down = gate_up_down.map(Into::into);
+        check_shapes(&gate_up_down)?;
+        let [gate, up, down] = &gate_up_down;
         let form = match ops {
-            Ops::Torch => {
-                check_shapes(gate_up_down)?;
-                let [gate, up, down] = gate_up_down;
-                let gate_up = Tensor::f_cat(&[gate, up], 0)?;
-                Form::Torch { gate_up, down: down.shallow_clone() }
-            }
-            Ops::Fused => Form::Fused(pack_mlp(gate_up_down)?),
+            Ops::Torch => Form::Torch {
+                gate_up: Tensor::f_cat(&[gate.to_tensor()?, up.to_tensor()?], 0)?,
+                down: down.to_tensor()?,
+            },
+            Ops::Fused => Form::Fused(SwiGluMlp::new(pack(gate)?, pack(up)?, pack(down)?)),
         };
         Ok(Self { form })
     }
@@ -68,19 +69,7 @@ impl GatedMlp {
     }
 }
 
-/// Packs the weights of gate, up and down.
-fn pack_mlp(gate_up_down: [&Tensor; 3]) -> Result<SwiGluMlp, TensorError> {
-    check_shapes(gate_up_down)?;
-    let [gate, up, down] = gate_up_down;
-    let hidden = matrix(gate)?.1;
-    if gate.f_kind()? == Kind::BFloat16 {
-        let (gate, up) = (slice::<bf16>(gate)?, slice(up)?);
-        return Ok(SwiGluMlp::from_bf16(gate, up, slice(down)?, hidden));
-    }
-    Ok(SwiGluMlp::from_f32(slice(gate)?, slice(up)?, slice(down)?, hidden))
-}
-
-fn check_shapes([gate, up, down]: [&Tensor; 3]) -> Result<(), TensorError> {
+fn check_shapes([gate, up, down]: &[LoadedWeight; 3]) -> Result<(), TensorError> {
     let (inner, hidden) = matrix(gate)?;
     let shape = [inner as i64, hidden as i64];
     for (what, weight, expected) in [
@@ -88,8 +77,7 @@ fn check_shapes([gate, up, down]: [&Tensor; 3]) -> Result<(), TensorError> {
         ("the weight of down_proj", down, [shape[1], shape[0]]),
     ] {
         if weight.size() != expected {
-            let (found, expected) = (weight.size(), expected.to_vec());
-            return Err(TensorError::WrongShape { what, found, expected });
+            return Err(wrong_shape(what, weight, expected.to_vec()));
         }
     }
     Ok(())

@@ -52,7 +52,7 @@ impl Router {
             }
         }
         let n_experts = config.n_routed_experts;
-        let (n_outputs, hidden) = matrix(gate)?;
+        let (n_outputs, hidden) = matrix(&gate.into())?;
         let found = bias.map_or_else(|| vec![n_outputs as i64], Tensor::size);
         if n_outputs != n_experts || found != [n_experts as i64] {
             return Err(TensorError::WrongShape {

@@ -5,6 +5,8 @@ use tch::{Device, Kind, Tensor};
 
 use crate::*;
 
+mod quantized;
+
 const BOTH: [Ops; 2] = [Ops::Torch, Ops::Fused];
 
 fn random(shape: &[i64]) -> Tensor {
@@ -120,12 +122,12 @@ fn latent_attention_projections_agree() {
         };
         let q_width = 3 * 11;
         let weights = MlaWeights {
-            q_a: random(&[q_lora_rank.map_or(q_width, |rank| rank as i64), 20]),
-            q_b: q_lora_rank.map(|_| (random(&[14]), random(&[q_width, 14]))),
-            kv_a: random(&[14, 20]),
+            q_a: random(&[q_lora_rank.map_or(q_width, |rank| rank as i64), 20]).into(),
+            q_b: q_lora_rank.map(|_| (random(&[14]), random(&[q_width, 14]).into())),
+            kv_a: random(&[14, 20]).into(),
             kv_a_norm: random(&[10]),
             kv_b: random(&[3 * 12, 10]),
-            o: random(&[20, 15]),
+            o: random(&[20, 15]).into(),
         };
         let rope = RopeConfig { theta: 100.0, interleaved: true, yarn: None };
         let table = RotaryTable::new(&rope, 4, 32, Device::Cpu).unwrap();
@@ -154,12 +156,12 @@ fn absorbed_scores_are_those_of_expanded_keys() {
         v_head_dim: 3,
     };
     let weights = MlaWeights {
-        q_a: random(&[12, 8]),
+        q_a: random(&[12, 8]).into(),
         q_b: None,
-        kv_a: random(&[8, 8]),
+        kv_a: random(&[8, 8]).into(),
         kv_a_norm: random(&[6]),
         kv_b: random(&[14, 6]),
-        o: random(&[8, 6]),
+        o: random(&[8, 6]).into(),
     };
     let rope = RopeConfig { theta: 100.0, interleaved: true, yarn: None };
     let rows = RotaryTable::new(&rope, 2, 4, Device::Cpu).unwrap();
@@ -167,9 +169,10 @@ fn absorbed_scores_are_those_of_expanded_keys() {
     let (x, key) = (random(&[1, 8]), random(&[6]));
     let kv_b = weights.kv_b.view([2, 7, 6]);
     let expanded = kv_b.matmul(&key);
-    let q_nope = x.matmul(&weights.q_a.tr()).view([2, 6]).narrow(1, 0, 4);
+    let q_nope = x.matmul(&weights.q_a.to_tensor().unwrap().tr()).view([2, 6]).narrow(1, 0, 4);
     let scores = (q_nope * expanded.narrow(1, 0, 4)).sum_dim_intlist(-1, false, Kind::Float);
-    let values = expanded.narrow(1, 4, 3).reshape([1, 6]).matmul(&weights.o.tr());
+    let values =
+        expanded.narrow(1, 4, 3).reshape([1, 6]).matmul(&weights.o.to_tensor().unwrap().tr());
     for ops in BOTH {
         let layer = MlaProjections::new(&weights, &config, 1e-6, ops).unwrap();
         let q_a = layer.latents(&x, &rows).unwrap().q_a;

@@ -9,6 +9,7 @@ use settings::{
 };
 
 use crate::bench::{BenchArgs, BenchCommand};
+use crate::inspect::FitArgs;
 use crate::program;
 
 /// Speculative decoding with a model's own MTP layer.
@@ -31,7 +32,8 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Log probability of each prompt token after the first
     Score(ScoreArgs),
-    /// Describe a checkpoint folder from its configuration and headers
+    /// Describe a checkpoint folder from its configuration and headers, with everything that would
+    /// keep it from loading; fails if there is any
     Inspect(InspectArgs),
     /// Measure servers and engines, and compare what was measured
     Bench(BenchArgs),
@@ -233,8 +235,15 @@ pub(crate) struct ScoreArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// Checkpoint folder, or the name of a bundled checkpoint
+    /// Checkpoint folder, or the name of a bundled checkpoint. Shards may be absent all together,
+    /// and so may the index: then shapes, dtypes and, without an index, names are the config's
     pub(crate) model: String,
+    /// Drafts a step that it is to be loaded for; with 0 the MTP layers are neither needed nor
+    /// counted as memory
+    #[arg(long, default_value_t = 3)]
+    pub(crate) num_speculative_tokens: u32,
+    #[command(flatten)]
+    pub(crate) fit: FitArgs,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

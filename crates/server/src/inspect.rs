@@ -1,35 +1,210 @@
 //! `tandem inspect`: a checkpoint described from its config and its headers.
 
+mod fit;
+
 use std::fmt::Write as _;
+use std::process::ExitCode;
 
 use anyhow::Result;
-use model_config::RawConfig;
+use model_config::ConfigSummary;
 use serde_json::{Map, Value, json};
-use weights::{Checkpoint, CheckpointSummary, WeightsError};
+use settings::{Dtype, IndexCacheArg};
+use tokenization::Tokenizer;
+use weights::{CheckpointSummary, Problem, WeightsSource};
 
 use crate::cli::InspectArgs;
 use crate::output;
+use fit::Fit;
+pub(crate) use fit::FitArgs;
 
-pub(crate) fn run(args: &InspectArgs) -> Result<()> {
-    let dir = bundled_checkpoints::resolve(&args.model, None)?;
-    let raw = RawConfig::load(&dir)?;
-    let summary = match Checkpoint::open(&dir) {
-        Err(WeightsError::NoWeights { .. }) => CheckpointSummary::of_config(&raw)?,
-        opened => opened?.summarize(&raw),
-    };
-    if args.json { output::json_line(&to_json(&summary)) } else { output::text(&to_text(&summary)) }
+/// Lines of a problem that are shown; JSON has all.
+const MAX_LINES: usize = 12;
+
+/// A summary seen with the flags of a command.
+struct Report<'a> {
+    args: &'a InspectArgs,
+    summary: CheckpointSummary,
+    drafting: bool,
+    /// Bytes of a value in the dtype that the model would compute in.
+    value_bytes: u64,
 }
 
-fn to_json(summary: &CheckpointSummary) -> Value {
+/// Succeeds if the checkpoint would load.
+pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
+    let dir = bundled_checkpoints::resolve(&args.model, None)?;
+    let mut summary = CheckpointSummary::of(&dir)?;
+    if let Err(error) = Tokenizer::load_if_present(&dir) {
+        summary.problems.push(Problem { text: error.to_string(), only_drafting: false });
+    }
+    let value_bytes = match (args.fit.dtype, summary.config.dtype.as_deref()) {
+        (Some(Dtype::Float32), _) | (None, Some("float32")) => 4,
+        _ => 2,
+    };
+    let drafting = args.num_speculative_tokens > 0;
+    let report = Report { args, summary, drafting, value_bytes };
+    if args.json { output::json_line(&report.to_json()) } else { output::text(&report.to_text()) }?;
+    Ok(if report.loads() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Report<'_> {
+    fn loads(&self) -> bool {
+        self.summary.problems(self.drafting).next().is_none()
+    }
+
+    fn dtype(&self) -> &'static str {
+        if self.value_bytes == 4 { "float32" } else { "bfloat16" }
+    }
+
+    /// Bytes of weights in memory, if it is known what the model keeps.
+    fn loaded_bytes(&self) -> Option<u64> {
+        let target = self.summary.loaded?.n_bytes(self.value_bytes);
+        let mtp = self.summary.loaded_mtp.n_bytes(self.value_bytes);
+        Some(target + if self.drafting { mtp } else { 0 })
+    }
+
+    /// Bytes of KV and of index keys a token.
+    fn cache_bytes(&self) -> Option<(u64, u64)> {
+        let is_fp8 = self.args.fit.index_cache_dtype == IndexCacheArg::Fp8;
+        let config = &self.summary.config;
+        let bytes =
+            config.cache_bytes_per_token(self.value_bytes as usize, is_fp8, self.drafting)?;
+        Some((bytes.kv, bytes.index))
+    }
+
+    /// What a GPU holds, with a name for how the weights are held.
+    fn fits(&self) -> Option<Vec<(&'static str, Fit)>> {
+        let args = &self.args.fit;
+        let usable = (args.gpu_memory? as f64 * args.gpu_memory_utilization) as u64;
+        let (kv, index) = self.cache_bytes()?;
+        let longest = self.summary.config.max_position_embeddings.unwrap_or(usize::MAX) as u64;
+        let (context, batch) = (args.context, args.batch);
+        let fit = |weights| Fit { usable, weights, token: kv + index, context, batch, longest };
+        let loaded = self.loaded_bytes().map(|weights| ("as_loaded", fit(weights)));
+        Some(loaded.into_iter().chain([("as_stored", fit(self.summary.total_bytes()))]).collect())
+    }
+
+    fn to_json(&self) -> Value {
+        let summary = &self.summary;
+        let mut object = config_json(summary);
+        let parts = summary.parameters.rows();
+        let mut parameters: Map<String, Value> =
+            parts.iter().map(|&(part, count)| (part.replace(' ', "_"), json!(count))).collect();
+        parameters.insert("total".to_owned(), json!(summary.parameters.total()));
+        object["parameters"] = Value::Object(parameters);
+        object["source"] = json!(match summary.source {
+            WeightsSource::Shards => "shards",
+            WeightsSource::Index => "index",
+            WeightsSource::Config => "config",
+        });
+        object["bytes"] = json!(summary.total_bytes());
+        object["bytes_by_dtype"] = json!(summary.bytes_by_dtype);
+        object["compute_dtype"] = json!(self.dtype());
+        object["loaded_bytes"] = json!(self.loaded_bytes());
+        object["kv_bytes_per_token"] = json!(self.cache_bytes().map(|(kv, _)| kv));
+        let index = self.cache_bytes().filter(|_| summary.config.sparse.is_some());
+        object["index_bytes_per_token"] = json!(index.map(|(_, index)| index));
+        object["num_mtp_layers_present"] = json!(summary.num_mtp_layers_present);
+        object["is_mtp_complete"] = json!(summary.is_mtp_complete);
+        object["gpu"] = self.gpu_json();
+        object["loads"] = json!(self.loads());
+        let problem = |problem: &Problem| json!({"text": problem.text, "only_drafting": problem.only_drafting});
+        object["problems"] = summary.problems.iter().map(problem).collect();
+        object
+    }
+
+    fn gpu_json(&self) -> Value {
+        let Some(fits) = self.fits() else { return Value::Null };
+        let args = &self.args.fit;
+        let mut gpu = json!({"context": args.context, "batch": args.batch});
+        for (name, fit) in fits {
+            gpu["usable_bytes"] = json!(fit.usable);
+            // No memory has so many bytes that these would not be numbers of JSON.
+            gpu["cache_bytes"] = json!(fit.cache() as u64);
+            gpu[name] = json!({
+                "weight_bytes": fit.weights,
+                "left_bytes": fit.left() as i64,
+                "max_sequences": fit.max_sequences(),
+                "max_context": fit.max_context(),
+            });
+        }
+        gpu
+    }
+
+    fn to_text(&self) -> String {
+        let Self { summary, .. } = self;
+        let mut lines = config_lines(&summary.config);
+        let mut line = |label: &str, value: String| lines.push((label.to_owned(), value));
+        let from = match summary.source {
+            WeightsSource::Shards => "",
+            WeightsSource::Index => ", by the index and the config: no shard is here",
+            WeightsSource::Config => {
+                ", by the config: there are no weights, which --load-format dummy makes"
+            }
+        };
+        line("parameters", format!("{}{from}", grouped(summary.parameters.total())));
+        for (part, count) in summary.parameters.rows().into_iter().filter(|row| row.1 > 0) {
+            line(&format!("  {part}"), grouped(count));
+        }
+        line("bytes", bytes(summary.total_bytes().into()));
+        for (dtype, &n_bytes) in &summary.bytes_by_dtype {
+            line(&format!("  {dtype}"), bytes(n_bytes.into()));
+        }
+        let loaded = self.loaded_bytes().map(|n_bytes| bytes(n_bytes.into()));
+        line(&format!("bytes in {}", self.dtype()), shown(loaded));
+        line("KV bytes a token", shown(self.cache_bytes().map(|(kv, _)| grouped(kv))));
+        if summary.config.sparse.is_some() {
+            line("index bytes a token", shown(self.cache_bytes().map(|(_, n)| grouped(n))));
+        }
+        line("MTP layers", mtp_layers(summary));
+        let quantization = summary.config.quant_method.clone();
+        line("quantisation", quantization.unwrap_or_else(|| "none".to_owned()));
+        let mut fits = self.fits().unwrap_or_default();
+        // Once is enough where weights are loaded as they are stored.
+        fits.dedup_by_key(|(_, fit)| fit.weights);
+        for (name, fit) in fits {
+            self.fit_lines(name, &fit, &mut line);
+        }
+        let mut text = String::new();
+        for (label, value) in lines {
+            writeln!(text, "{label:<24}{value}").expect("writing to a string succeeds");
+        }
+        for problem in &summary.problems {
+            text.push_str(&self.problem(problem));
+        }
+        text
+    }
+
+    fn fit_lines(&self, name: &str, fit: &Fit, line: &mut impl FnMut(&str, String)) {
+        let (context, batch) = (grouped(fit.context), fit.batch);
+        let how = if name == "as_stored" { "as stored" } else { self.dtype() };
+        line(&format!("one GPU, {how}"), format!("{} usable", bytes(fit.usable.into())));
+        line("  weights", bytes(fit.weights.into()));
+        line("  KV and index", format!("{}, {batch} x {context} tokens", bytes(fit.cache())));
+        let sign = if fit.left() < 0 { "-" } else { "" };
+        line("  left", format!("{sign}{}", bytes(fit.left().unsigned_abs())));
+        line(&format!("  most of {context} tokens"), format!("{} sequences", fit.max_sequences()));
+        line(&format!("  longest of {batch}"), format!("{} tokens", grouped(fit.max_context())));
+    }
+
+    fn problem(&self, problem: &Problem) -> String {
+        let label = match (problem.only_drafting, self.drafting) {
+            (false, _) => "cannot load: ",
+            (true, true) => "cannot draft: ",
+            (true, false) => "could not draft: ",
+        };
+        let n_lines = problem.text.lines().count();
+        let mut text = format!("{label}{}\n", problem.text);
+        if n_lines > MAX_LINES {
+            let shown = problem.text.lines().take(MAX_LINES).collect::<Vec<_>>().join("\n");
+            text = format!("{label}{shown}\n  and {} more, see --json\n", n_lines - MAX_LINES);
+        }
+        text
+    }
+}
+
+fn config_json(summary: &CheckpointSummary) -> Value {
     let config = &summary.config;
     let sparse = config.sparse.as_ref();
-    let mut parameters: Map<String, Value> = summary
-        .parameters
-        .rows()
-        .iter()
-        .map(|&(part, count)| (part.replace(' ', "_"), json!(count)))
-        .collect();
-    parameters.insert("total".to_owned(), json!(summary.parameters.total()));
     json!({
         "architecture": config.architecture,
         "model_type": config.model_type,
@@ -48,26 +223,14 @@ fn to_json(summary: &CheckpointSummary) -> Value {
         "num_full_index_layers": sparse.and_then(|sparse| sparse.num_full_layers),
         "num_shared_index_layers": sparse.and_then(|sparse| sparse.num_shared_layers),
         "index_share_for_mtp_iteration": sparse.map(|sparse| sparse.index_share_for_mtp_iteration),
-        "parameters": parameters,
-        "has_weights": summary.has_weights,
-        "bytes": summary.total_bytes(),
-        "bytes_by_dtype": summary.bytes_by_dtype,
-        "kv_bytes_per_token": config.kv_bytes_per_token,
-        "index_bytes_per_token": sparse.and_then(|sparse| sparse.index_bytes_per_token),
         "num_mtp_layers": config.num_mtp_layers,
-        "num_mtp_layers_present": summary.num_mtp_layers_present,
-        "is_mtp_complete": summary.is_mtp_complete,
         "quantization": config.quant_method,
-        "refusal": summary.refusal,
     })
 }
 
-fn to_text(summary: &CheckpointSummary) -> String {
-    let config = &summary.config;
-    let mut text = String::new();
-    let mut line = |label: &str, value: String| {
-        writeln!(text, "{label:<22}{value}").expect("writing to a string succeeds");
-    };
+fn config_lines(config: &ConfigSummary) -> Vec<(String, String)> {
+    let mut lines = Vec::new();
+    let mut line = |label: &str, value: String| lines.push((label.to_owned(), value));
     line("architecture", shown(config.architecture.as_ref()));
     line("model type", shown(config.model_type.as_ref()));
     line("dtype", shown(config.dtype.as_ref()));
@@ -91,29 +254,7 @@ fn to_text(summary: &CheckpointSummary) -> String {
     }
     line("vocabulary", shown(config.vocab_size));
     line("longest sequence", format!("{} tokens", shown(config.max_position_embeddings)));
-    if !summary.has_weights {
-        line("weights", "none: needs --load-format dummy".to_owned());
-    }
-    line("parameters", summary.parameters.total().to_string());
-    for (part, count) in summary.parameters.rows() {
-        if count > 0 {
-            line(&format!("  {part}"), count.to_string());
-        }
-    }
-    line("bytes", summary.total_bytes().to_string());
-    for (dtype, bytes) in &summary.bytes_by_dtype {
-        line(&format!("  {dtype}"), bytes.to_string());
-    }
-    line("KV bytes a token", shown(config.kv_bytes_per_token));
-    if let Some(sparse) = &config.sparse {
-        line("index bytes a token", shown(sparse.index_bytes_per_token));
-    }
-    line("MTP layers", mtp_layers(summary));
-    line("quantisation", config.quant_method.clone().unwrap_or_else(|| "none".to_owned()));
-    if let Some(refusal) = &summary.refusal {
-        line("not runnable", refusal.clone());
-    }
-    text
+    lines
 }
 
 fn mtp_layers(summary: &CheckpointSummary) -> String {
@@ -123,12 +264,32 @@ fn mtp_layers(summary: &CheckpointSummary) -> String {
         None => "not checked",
     };
     let (promised, present) = (summary.config.num_mtp_layers, summary.num_mtp_layers_present);
-    if !summary.has_weights || promised == 0 && present == 0 {
+    if summary.source == WeightsSource::Config || promised == 0 && present == 0 {
         return promised.to_string();
     }
-    format!("{promised} in the config, {present} in the files, {state}")
+    let place = if summary.source == WeightsSource::Index { "index" } else { "files" };
+    format!("{promised} in the config, {present} in the {place}, {state}")
 }
 
 fn shown(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "not said".to_owned(), |value| value.to_string())
+}
+
+/// Digits in groups of three.
+fn grouped(number: impl ToString) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (idx, digit) in digits.chars().enumerate() {
+        if idx > 0 && (digits.len() - idx).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Bytes, and what they are in GiB where that says more.
+fn bytes(n_bytes: u128) -> String {
+    let gib = n_bytes as f64 / f64::from(1 << 30);
+    if gib < 0.1 { grouped(n_bytes) } else { format!("{} ({gib:.1} GiB)", grouped(n_bytes)) }
 }

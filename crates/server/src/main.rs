@@ -60,7 +60,7 @@ fn run() -> Result<ExitCode> {
         Command::Chat(args) => chat::run(args),
         Command::Top(args) => top::run(args),
         Command::Score(args) => score::run(args),
-        Command::Inspect(args) => inspect::run(args),
+        Command::Inspect(args) => return inspect::run(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "tandem", &mut script);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use checkpoint_files::read_bounded;
 use engine_types::TokenId;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::decoder::IncrementalDecoder;
 use crate::error::TokenizationError;
@@ -54,22 +55,31 @@ impl Tokenizer {
     /// If a file cannot be read or understood; each error names the file.
     pub fn load(folder: &Path) -> Result<Self, TokenizationError> {
         let path = folder.join("tokenizer.json");
-        let bytes = read(&path)?;
+        let mut tokenizer = Self::from_json(&read(&path)?, &path)?;
+        tokenizer.bos_token_id = load_bos(folder, &tokenizer.inner)?;
+        Ok(tokenizer)
+    }
+
+    /// Reads the content of a `tokenizer.json`; `path` is what errors call it. No prompt starts
+    /// with a token that the file itself does not add.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be understood, or has ids or texts that would take too much memory.
+    pub fn from_json(json: &[u8], path: &Path) -> Result<Self, TokenizationError> {
         let malformed =
-            |message: String| TokenizationError::Malformed { path: path.clone(), message };
-        // The library panics where it finds what it thinks impossible.
-        let parsed = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(&bytes)));
-        let parsed =
-            parsed.map_err(|_| malformed("the tokenizer contradicts itself".to_owned()))?;
-        let mut inner = parsed.map_err(|error| malformed(error.to_string()))?;
+            |message: String| TokenizationError::Malformed { path: path.to_owned(), message };
+        // The library panics at a file that is cut, and loses where.
+        serde_json::from_slice::<IgnoredAny>(json).map_err(|error| malformed(error.to_string()))?;
+        let parsed = unless_it_panics(|| tokenizers::Tokenizer::from_bytes(json));
+        let mut inner = parsed.map_err(malformed)?;
         // A prompt that is too long is refused by whoever knows the limit, never cut silently.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| malformed(error.to_string()))?;
-        let pieces = Arc::new(piece_table(&inner, &path)?);
-        let bos_token_id = load_bos(folder, &inner)?;
+        let pieces = Arc::new(piece_table(&inner, path)?);
         // A name holds at least one byte for each byte of text.
         let max_token_bytes = inner.get_vocab(true).keys().map(String::len).max().unwrap_or(1);
-        Ok(Self { inner, pieces, bos_token_id, max_token_bytes })
+        Ok(Self { inner, pieces, bos_token_id: None, max_token_bytes })
     }
 
     /// Like [`load`](Self::load); `None` where `folder` has no `tokenizer.json`.
@@ -98,11 +108,7 @@ impl Tokenizer {
     ///
     /// If the tokenizer refuses the text.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, true)
-            .map_err(|error| TokenizationError::Encode(error.to_string()))?;
-        let mut ids = encoding.get_ids().to_vec();
+        let mut ids = self.encode_with(text, true)?;
         if let Some(bos) = self.bos_token_id
             && ids.first() != Some(&bos)
         {
@@ -118,9 +124,17 @@ impl Tokenizer {
     ///
     /// If the tokenizer refuses the text.
     pub fn encode_as_is(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
-        let encoding = self.inner.encode_fast(text, false);
-        let encoding = encoding.map_err(|error| TokenizationError::Encode(error.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        self.encode_with(text, false)
+    }
+
+    /// The ids of `text`, with what the post-processor adds or without.
+    fn encode_with(
+        &self,
+        text: &str,
+        is_processed: bool,
+    ) -> Result<Vec<TokenId>, TokenizationError> {
+        let encoding = unless_it_panics(|| self.inner.encode_fast(text, is_processed));
+        Ok(encoding.map_err(TokenizationError::Encode)?.get_ids().to_vec())
     }
 
     /// The text of `ids`; special tokens have no text if `skip_special_tokens`.
@@ -191,6 +205,15 @@ impl Tokenizer {
     #[must_use]
     pub fn bos_token_id(&self) -> Option<TokenId> {
         self.bos_token_id
+    }
+}
+
+/// What the library makes, or why it does not. It panics at a `tokenizer.json` whose parts contradict
+/// each other, be it when this is read or when a text needs them.
+fn unless_it_panics<T>(make: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(make)) {
+        Ok(made) => made.map_err(|error| error.to_string()),
+        Err(_) => Err("the parts of tokenizer.json contradict each other".to_owned()),
     }
 }
 

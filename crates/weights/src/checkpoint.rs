@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use checkpoint_files::{Index, read_bounded};
 use model_config::{ModelConfig, TensorSpec};
 
-use crate::error::{Misplaced, Misshapen, WeightsError};
+use crate::error::{Misshapen, WeightsError};
 use crate::shard::{Entry, Shard};
 use crate::storage;
 
@@ -30,67 +29,13 @@ pub struct TensorInfo<'a> {
 ///
 /// The files must not be modified while it lives; see [`torch_ext::mmap::map_file`].
 pub struct Checkpoint {
-    dir: PathBuf,
-    shards: Vec<Arc<Shard>>,
+    pub(crate) dir: PathBuf,
+    pub(crate) shards: Vec<Arc<Shard>>,
     /// Shard of each tensor of the checkpoint.
-    shard_of: BTreeMap<String, usize>,
+    pub(crate) shard_of: BTreeMap<String, usize>,
 }
 
 impl Checkpoint {
-    /// Opens `model.safetensors.index.json` and its shards or, where there is none,
-    /// `model.safetensors`.
-    ///
-    /// # Errors
-    ///
-    /// [`WeightsError`] if a file is absent, unreadable, cut, or lacks a tensor that the index
-    /// puts there.
-    pub fn open(dir: &Path) -> Result<Self, WeightsError> {
-        let dir = dir.to_path_buf();
-        let index = dir.join("model.safetensors.index.json");
-        if index.exists() {
-            return Self::open_indexed(dir, &index);
-        }
-        let single = dir.join("model.safetensors");
-        if !single.exists() {
-            return Err(WeightsError::NoWeights { dir });
-        }
-        let shard = Shard::open(single)?;
-        let shard_of = shard.entries.keys().map(|name| (name.clone(), 0)).collect();
-        Ok(Self { dir, shards: vec![Arc::new(shard)], shard_of })
-    }
-
-    fn open_indexed(dir: PathBuf, index: &Path) -> Result<Self, WeightsError> {
-        let weight_map = read_index(index)?.weight_map;
-        let names: BTreeSet<&String> = weight_map.values().collect();
-        let files: Vec<PathBuf> = names.iter().map(|name| dir.join(name)).collect();
-        let absent: Vec<PathBuf> = files.iter().filter(|file| !file.exists()).cloned().collect();
-        if !absent.is_empty() {
-            return Err(WeightsError::ShardsAbsent { index: index.to_path_buf(), absent });
-        }
-        let open = |file| Shard::open(file).map(Arc::new);
-        let shards = files.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        let idx_of: BTreeMap<&String, usize> = names.into_iter().zip(0..).collect();
-        let mut misplaced = Vec::new();
-        let mut shard_of = BTreeMap::new();
-        for (name, file) in &weight_map {
-            let shard_idx = idx_of[file];
-            if shards[shard_idx].entries.contains_key(name) {
-                shard_of.insert(name.clone(), shard_idx);
-            } else {
-                let holder = shards.iter().find(|shard| shard.entries.contains_key(name));
-                misplaced.push(Misplaced {
-                    name: name.clone(),
-                    file: shards[shard_idx].file.clone(),
-                    found_in: holder.map(|shard| shard.file.clone()),
-                });
-            }
-        }
-        if !misplaced.is_empty() {
-            return Err(WeightsError::NotInShard { index: index.to_path_buf(), misplaced });
-        }
-        Ok(Self { dir, shards, shard_of })
-    }
-
     /// The folder.
     #[must_use]
     pub fn dir(&self) -> &Path {
@@ -181,11 +126,4 @@ impl Checkpoint {
         let names = self.shard_of.keys().map(String::as_str);
         names.filter(|name| !expected.contains(*name)).collect()
     }
-}
-
-fn read_index(file: &Path) -> Result<Index, WeightsError> {
-    let text = read_bounded(file, Index::MAX_BYTES)
-        .map_err(|source| WeightsError::Read { file: file.to_path_buf(), source })?;
-    Index::parse(&text)
-        .map_err(|source| WeightsError::BadIndex { file: file.to_path_buf(), source })
 }

@@ -1,182 +1,301 @@
-//! What a checkpoint holds, from its headers and its config.
+//! What a checkpoint holds, and every fault of it, from its headers and its config.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 
-use model_config::{ConfigError, ConfigSummary, LoadDtype, ModelConfig, RawConfig, StoredDtype};
+use model_config::{
+    ConfigDiagnosis, ConfigError, ConfigSummary, LoadDtype, ModelConfig, StoredDtype, TensorSpec,
+    WeightFormat,
+};
+use safetensors::Dtype;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::TensorInfo;
+use crate::error::WeightsError;
+use crate::open::Survey;
+use crate::parameters::{ParameterCounts, is_companion, mtp_layer, weight_name};
 
-/// Stored values by the part of the model that they belong to. For unquantised checkpoints that is
-/// the number of parameters; quantisation scales count as values, and packed ones as one.
+/// Columns of a row that share a scale in the microscaling formats.
+const MX_GROUP: usize = 32;
+
+/// What a description is made from, beside the config.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightsSource {
+    /// The headers of shards; all that are there.
+    Shards,
+    /// An index whose shards are all absent: its names, with shapes and dtypes by the config.
+    Index,
+    /// Nothing: what the config asks for.
+    Config,
+}
+
+/// Something that loading would fail for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// What is wrong, and with which file, field or tensor: a line, and more for a list.
+    pub text: String,
+    /// Whether it is in the way of drafting alone.
+    pub only_drafting: bool,
+}
+
+/// Values that a model keeps of its weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ParameterCounts {
-    /// Token embedding of the target.
-    pub embeddings: u64,
-    /// Attention of the target, with its indexer if it has one.
-    pub attention: u64,
-    /// Routed experts and routers of the target.
-    pub experts: u64,
-    /// Shared experts of the target.
-    pub shared_experts: u64,
-    /// Dense MLPs of the target.
-    pub dense_mlp: u64,
-    /// Norms of the target outside attention.
-    pub norms: u64,
-    /// Output head of the target.
-    pub head: u64,
-    /// Everything of the MTP layers.
-    pub mtp: u64,
-    /// Tensors that fit none of these.
-    pub other: u64,
+pub struct LoadedValues {
+    /// In the dtype that the model computes in.
+    pub model: u64,
+    /// Always in float32.
+    pub float32: u64,
 }
 
-impl ParameterCounts {
-    /// All parameters.
+impl LoadedValues {
+    /// Bytes with `value_bytes` a value of the model's dtype.
     #[must_use]
-    pub fn total(&self) -> u64 {
-        self.rows().iter().map(|(_, count)| count).sum()
-    }
-
-    /// A label and a count for each part, in the order of the fields.
-    #[must_use]
-    pub fn rows(&self) -> [(&'static str, u64); 9] {
-        [
-            ("embeddings", self.embeddings),
-            ("attention", self.attention),
-            ("experts", self.experts),
-            ("shared experts", self.shared_experts),
-            ("dense mlp", self.dense_mlp),
-            ("norms", self.norms),
-            ("head", self.head),
-            ("mtp", self.mtp),
-            ("other", self.other),
-        ]
-    }
-
-    /// The count that a tensor of this name adds to.
-    fn part_of(&mut self, name: &str, num_hidden_layers: Option<usize>) -> &mut u64 {
-        if mtp_layer(name, num_hidden_layers).is_some() {
-            return &mut self.mtp;
-        }
-        let Some((_, rest)) = split_layer(name) else {
-            return match name.split_once('.') {
-                Some(("lm_head", _)) => &mut self.head,
-                Some(("model", rest)) if rest.starts_with("embed_tokens.") => &mut self.embeddings,
-                Some(("model", rest)) if rest.starts_with("norm.") => &mut self.norms,
-                _ => &mut self.other,
-            };
-        };
-        match rest.split('.').collect::<Vec<_>>()[..] {
-            ["self_attn", ..] => &mut self.attention,
-            ["mlp", "experts" | "gate", ..] => &mut self.experts,
-            ["mlp", "shared_experts", ..] => &mut self.shared_experts,
-            ["mlp", ..] => &mut self.dense_mlp,
-            ["input_layernorm" | "post_attention_layernorm", ..] => &mut self.norms,
-            _ => &mut self.other,
-        }
+    pub fn n_bytes(self, value_bytes: u64) -> u64 {
+        self.model * value_bytes + self.float32 * 4
     }
 }
 
-/// A checkpoint folder described without reading tensor data, or a config without weights.
+/// A checkpoint folder described without reading tensor data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckpointSummary {
     /// What `config.json` says.
     pub config: ConfigSummary,
+    /// What the rest is made from.
+    pub source: WeightsSource,
     /// Parameters by part.
     pub parameters: ParameterCounts,
-    /// Whether there are weights; without, parameters and bytes are those of dummy weights.
-    pub has_weights: bool,
     /// Bytes of tensor data by stored dtype (safetensors names), sorted by name.
     pub bytes_by_dtype: BTreeMap<String, u64>,
+    /// What of the target is kept when it is loaded, packed weights as unpacked ones; `None` if
+    /// the config does not say which tensors it has.
+    pub loaded: Option<LoadedValues>,
+    /// The same of the MTP layers.
+    pub loaded_mtp: LoadedValues,
     /// MTP layers that the checkpoint has any tensor of.
     pub num_mtp_layers_present: usize,
-    /// Whether every MTP tensor that drafting needs is there in its shape; `None` if the model
-    /// cannot be run by this version, so that its needs are unknown, or has no MTP layers.
+    /// Whether every MTP tensor that drafting needs is there, in its shape as far as that is
+    /// known; `None` if the config does not say what it needs, or has no MTP layers, or if it is
+    /// alone.
     pub is_mtp_complete: Option<bool>,
-    /// Why this version cannot run the model, be it its config or a tensor of the target that is
-    /// missing or misshapen; `None` if it can.
-    pub refusal: Option<String>,
+    /// Everything that loading would fail for, in the order in which it is met. Shards that are all
+    /// absent are none.
+    pub problems: Vec<Problem>,
 }
 
 impl CheckpointSummary {
+    /// Describes a folder, also one without shards or index, or with a config that cannot run.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if `config.json` cannot be read at all.
+    pub fn of(dir: &Path) -> Result<Self, ConfigError> {
+        let ConfigDiagnosis { raw, errors, model } = ConfigDiagnosis::load(dir)?;
+        let specs = model.as_ref().map(|model| [model.target_tensors(), model.all_mtp_tensors()]);
+        let mut summary = Self {
+            config: ConfigSummary::new(&raw),
+            source: WeightsSource::Config,
+            parameters: ParameterCounts::default(),
+            bytes_by_dtype: BTreeMap::new(),
+            loaded: None,
+            loaded_mtp: LoadedValues::default(),
+            num_mtp_layers_present: 0,
+            is_mtp_complete: None,
+            problems: errors.iter().map(|error| Problem::new(error, false)).collect(),
+        };
+        let survey = match Survey::of(dir) {
+            Ok(survey) => Some(survey),
+            Err(WeightsError::NoWeights { .. }) => None,
+            Err(fault) => {
+                summary.problems.push(Problem::new(&fault, false));
+                return Ok(summary);
+            }
+        };
+        let tensors =
+            Tensors { survey: survey.as_ref(), dtype: model.as_ref().and_then(|m| m.dtype) };
+        summary.count(&tensors, specs.as_ref());
+        if let Some(survey) = &survey {
+            if survey.is_index_alone {
+                summary.source = WeightsSource::Index;
+            } else {
+                let faults = survey.faults.iter().map(|fault| Problem::new(fault, false));
+                summary.problems.extend(faults);
+                summary.source = WeightsSource::Shards;
+            }
+        }
+        if let (Some(model), Some(specs)) = (&model, &specs) {
+            summary.check(dir, model, (survey.as_ref(), specs));
+        }
+        Ok(summary)
+    }
+
     /// Bytes of tensor data.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.bytes_by_dtype.values().sum()
     }
 
-    /// Describes a config without weights by the dummy weights that it can run with, in the dtype
-    /// that it declares, else bfloat16; nothing of it is in a file.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError`] if this version cannot run the model, so that its tensors are unknown.
-    pub fn of_config(raw: &RawConfig) -> Result<Self, ConfigError> {
-        let model = ModelConfig::from_raw(raw)?;
-        let mut summary = Self::empty(raw, false);
-        let dtype = model.dtype.unwrap_or(StoredDtype::Bfloat16);
-        let specs = model.target_tensors().into_iter().chain(model.all_mtp_tensors());
-        for spec in specs.filter(|spec| !spec.is_optional) {
-            let (dtype, n_bytes) = match (spec.load_dtype, dtype) {
-                (LoadDtype::Float32, _) | (_, StoredDtype::Float32) => ("F32", 4),
-                (_, StoredDtype::Float16) => ("F16", 2),
-                _ => ("BF16", 2),
-            };
-            let n_values = spec.n_values() as u64;
-            summary.add(&spec.name, n_values, (dtype.to_owned(), n_bytes * n_values));
-        }
-        Ok(summary)
+    /// What is in the way of loading, with or without drafting.
+    pub fn problems(&self, drafting: bool) -> impl Iterator<Item = &Problem> {
+        self.problems.iter().filter(move |problem| drafting || !problem.only_drafting)
     }
 
-    fn empty(raw: &RawConfig, has_weights: bool) -> Self {
-        let config = ConfigSummary::new(raw);
-        Self {
-            refusal: config.refusal.clone(),
-            config,
-            parameters: ParameterCounts::default(),
-            has_weights,
-            bytes_by_dtype: BTreeMap::new(),
-            num_mtp_layers_present: 0,
-            is_mtp_complete: None,
-        }
-    }
-
-    fn add(&mut self, name: &str, n_values: u64, (dtype, n_bytes): (String, u64)) {
-        *self.parameters.part_of(name, self.config.num_hidden_layers) += n_values;
-        *self.bytes_by_dtype.entry(dtype).or_default() += n_bytes;
-    }
-}
-
-impl Checkpoint {
-    /// Describes the checkpoint; `raw` is its config. Works for every model type.
-    #[must_use]
-    pub fn summarize(&self, raw: &RawConfig) -> CheckpointSummary {
-        let mut summary = CheckpointSummary::empty(raw, true);
+    fn count(&mut self, tensors: &Tensors<'_>, specs: Option<&[Vec<TensorSpec>; 2]>) {
+        let all_specs = specs.into_iter().flatten().flatten();
+        let by_name: HashMap<&str, &TensorSpec> =
+            all_specs.map(|spec| (spec.name.as_str(), spec)).collect();
+        let names = tensors.names().unwrap_or_else(|| {
+            let required = by_name.values().filter(|spec| !spec.is_optional);
+            required.map(|spec| spec.name.as_str()).collect()
+        });
         let mut mtp_layers = BTreeSet::new();
-        for info in self.tensors() {
-            let n_values: u64 = info.shape.iter().map(|&n| n as u64).product();
-            summary.add(info.name, n_values, (format!("{:?}", info.dtype), info.n_bytes as u64));
-            mtp_layers.extend(mtp_layer(info.name, summary.config.num_hidden_layers));
+        for name in names {
+            let spec = by_name.get(weight_name(name)).copied();
+            let n_layers = self.config.num_hidden_layers;
+            *self.parameters.part_of(name, n_layers) += tensors.n_parameters(name, spec);
+            for (dtype, n_bytes) in tensors.stored(name, spec) {
+                *self.bytes_by_dtype.entry(dtype).or_default() += n_bytes;
+            }
+            mtp_layers.extend(mtp_layer(name, n_layers));
         }
-        summary.num_mtp_layers_present = mtp_layers.len();
-        if let Ok(model) = ModelConfig::from_raw(raw) {
-            summary.is_mtp_complete =
-                (model.num_mtp_layers > 0).then(|| self.check_mtp(&model).is_ok());
-            let fault = self.check(&model.target_tensors()).err();
-            summary.refusal = fault.map(|fault| fault.to_string());
+        self.num_mtp_layers_present = if tensors.survey.is_some() { mtp_layers.len() } else { 0 };
+        let loaded = |specs: &Vec<TensorSpec>| {
+            let mut values = LoadedValues::default();
+            for spec in specs.iter().filter(|spec| !spec.is_optional || tensors.has(&spec.name)) {
+                match spec.load_dtype {
+                    LoadDtype::Model => values.model += spec.n_values() as u64,
+                    LoadDtype::Float32 => values.float32 += spec.n_values() as u64,
+                }
+            }
+            values
+        };
+        if let Some([target, mtp]) = specs {
+            (self.loaded, self.loaded_mtp) = (Some(loaded(target)), loaded(mtp));
         }
-        summary
+    }
+
+    fn check(
+        &mut self,
+        dir: &Path,
+        model: &ModelConfig,
+        (survey, [target, mtp]): (Option<&Survey>, &[Vec<TensorSpec>; 2]),
+    ) {
+        // What is wrong, but for the tensors of shards that are not there.
+        let fault = |specs: &[TensorSpec]| {
+            let survey = survey?;
+            let mut fault = survey.checkpoint.check(specs).err()?;
+            if let WeightsError::Unfit { missing, .. } = &mut fault {
+                missing.retain(|name| !survey.is_named(name));
+            }
+            // The first line is a heading.
+            (fault.to_string().lines().count() > 1).then_some(fault)
+        };
+        self.problems.extend(fault(target).map(|fault| Problem::new(&fault, false)));
+        let dir = dir.to_path_buf();
+        if model.num_mtp_layers == 0 {
+            let fault = WeightsError::NoMtpLayers { dir };
+            self.problems.push(Problem::new(&fault, true));
+            return;
+        }
+        let fault =
+            fault(mtp).map(|source| WeightsError::MtpIncomplete { dir, source: source.into() });
+        self.is_mtp_complete = survey.map(|_| fault.is_none());
+        self.problems.extend(fault.map(|fault| Problem::new(&fault, true)));
     }
 }
 
-/// The layer of an MTP tensor; `None` for a tensor of the target.
-fn mtp_layer(name: &str, num_hidden_layers: Option<usize>) -> Option<usize> {
-    let (layer_idx, _) = split_layer(name)?;
-    (layer_idx >= num_hidden_layers?).then_some(layer_idx)
+impl Problem {
+    fn new(error: &dyn std::error::Error, only_drafting: bool) -> Self {
+        Self { text: error.to_string(), only_drafting }
+    }
 }
 
-/// Splits `model.layers.{idx}.{rest}` into index and rest.
-fn split_layer(name: &str) -> Option<(usize, &str)> {
-    let (layer_idx, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    Some((layer_idx.parse().ok()?, rest))
+/// The tensors of a checkpoint as far as its files say.
+struct Tensors<'a> {
+    /// `None` without files.
+    survey: Option<&'a Survey>,
+    /// The dtype that the config declares.
+    dtype: Option<StoredDtype>,
+}
+
+impl<'a> Tensors<'a> {
+    /// Every tensor's name; `None` without files.
+    fn names(&self) -> Option<Vec<&'a str>> {
+        let survey = self.survey?;
+        Some(match &survey.index {
+            Some(index) => index.weight_map.keys().map(String::as_str).collect(),
+            None => survey.checkpoint.tensors().map(|info| info.name).collect(),
+        })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.survey.is_some_and(|survey| {
+            survey.is_named(name) || survey.checkpoint.tensor_info(name).is_some()
+        })
+    }
+
+    fn info(&self, name: &str) -> Option<TensorInfo<'a>> {
+        self.survey.and_then(|survey| survey.checkpoint.tensor_info(name))
+    }
+
+    /// Values that a stored tensor stands for.
+    fn n_parameters(&self, name: &str, spec: Option<&TensorSpec>) -> u64 {
+        if is_companion(name) {
+            return 0;
+        }
+        if let Some(spec) = spec {
+            return spec.n_values() as u64;
+        }
+        let Some(info) = self.info(name) else { return 0 };
+        let n_stored: u64 = info.shape.iter().map(|&n| n as u64).product();
+        let is_packed =
+            info.dtype == Dtype::U8 && self.has(&format!("{}_scale", weight_name(name)));
+        if is_packed { 2 * n_stored } else { n_stored }
+    }
+
+    /// Bytes of a tensor by dtype: by its header, else by the config, and then with its scales.
+    fn stored(&self, name: &str, spec: Option<&TensorSpec>) -> Vec<(String, u64)> {
+        if let Some(info) = self.info(name) {
+            return vec![(format!("{:?}", info.dtype), info.n_bytes as u64)];
+        }
+        let Some(spec) = spec.filter(|_| !is_companion(name)) else { return Vec::new() };
+        let is_quantized = match self.survey {
+            Some(_) => {
+                COMPANION_OF.iter().any(|ending| self.has(&format!("{}{ending}", spec.name)))
+            }
+            // Tools quantise the projections of layers, and no other matrix.
+            None => spec.name.ends_with("_proj.weight") && !spec.name.ends_with("eh_proj.weight"),
+        };
+        let bytes = match spec.declared.formats.first().filter(|_| is_quantized) {
+            Some(&format) => quantized_bytes(spec, format),
+            None => {
+                let (dtype, value_bytes) = match (spec.load_dtype, self.dtype) {
+                    (LoadDtype::Float32, _) | (_, Some(StoredDtype::Float32)) => ("F32", 4),
+                    (_, Some(StoredDtype::Float16)) => ("F16", 2),
+                    _ => ("BF16", 2),
+                };
+                vec![(dtype, value_bytes * spec.n_values() as u64)]
+            }
+        };
+        bytes.into_iter().map(|(dtype, n_bytes)| (dtype.to_owned(), n_bytes)).collect()
+    }
+}
+
+/// What is beside a quantised weight.
+const COMPANION_OF: [&str; 2] = ["_scale", "_scale_inv"];
+
+/// Bytes of a weight `[n_out, n_in]` and of its scales.
+fn quantized_bytes(spec: &TensorSpec, format: WeightFormat) -> Vec<(&'static str, u64)> {
+    let n = spec.n_values() as u64;
+    let [n_out, n_in] = spec.shape[..] else { return Vec::new() };
+    let fp8 = |n_scales: usize| vec![("F8_E4M3", n), ("F32", 4 * n_scales as u64)];
+    let n_groups = (n_out * n_in.div_ceil(MX_GROUP)) as u64;
+    match format {
+        WeightFormat::Fp8Tensor => fp8(1),
+        WeightFormat::Fp8Channel => fp8(n_out),
+        WeightFormat::Fp8Block([rows, columns]) => {
+            fp8(n_out.div_ceil(rows) * n_in.div_ceil(columns))
+        }
+        WeightFormat::Mxfp8 => vec![("F8_E4M3", n), ("U8", n_groups)],
+        WeightFormat::Mxfp4 => vec![("U8", n.div_ceil(2) + n_groups)],
+        _ => Vec::new(),
+    }
 }

@@ -22,6 +22,52 @@ pub enum LoadedWeight {
     Quantized(Arc<QuantizedMatrix>),
 }
 
+impl LoadedWeight {
+    /// Its shape.
+    #[must_use]
+    pub fn size(&self) -> Vec<i64> {
+        match self {
+            Self::Dense(tensor) => tensor.size(),
+            Self::Quantized(matrix) => vec![matrix.n_out() as i64, matrix.n_in() as i64],
+        }
+    }
+
+    /// Its values, those of a quantised weight in float32.
+    ///
+    /// # Errors
+    ///
+    /// [`TensorError`] if memory is short.
+    pub fn to_tensor(&self) -> Result<Tensor, TensorError> {
+        match self {
+            Self::Dense(tensor) => Ok(tensor.shallow_clone()),
+            Self::Quantized(matrix) => dequantize(matrix, Kind::Float),
+        }
+    }
+}
+
+impl From<Tensor> for LoadedWeight {
+    fn from(tensor: Tensor) -> Self {
+        Self::Dense(tensor)
+    }
+}
+
+/// The same tensor, not copied.
+impl From<&Tensor> for LoadedWeight {
+    fn from(tensor: &Tensor) -> Self {
+        Self::Dense(tensor.shallow_clone())
+    }
+}
+
+/// The same weight, not copied.
+impl From<&LoadedWeight> for LoadedWeight {
+    fn from(weight: &LoadedWeight) -> Self {
+        match weight {
+            Self::Dense(tensor) => tensor.into(),
+            Self::Quantized(matrix) => Self::Quantized(Arc::clone(matrix)),
+        }
+    }
+}
+
 /// Where a quantised matrix lies.
 #[derive(Debug)]
 pub(crate) struct PackedSource {

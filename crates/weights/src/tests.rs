@@ -17,8 +17,10 @@ use tempfile::TempDir;
 use crate::*;
 
 mod dummy;
+mod inspect;
 mod quantized;
 mod sparse;
+mod texts;
 
 const SHARD_1: &str = "model-00001-of-00002.safetensors";
 const SHARD_2: &str = "model-00002-of-00002.safetensors";
@@ -454,9 +456,7 @@ const GLM52: ParameterCounts = ParameterCounts {
 
 #[test]
 fn a_summary_counts_every_parameter_once() -> Result<(), ConfigError> {
-    let summarize = |dir: &Path| -> Result<CheckpointSummary, ConfigError> {
-        Ok(Checkpoint::open(dir).unwrap().summarize(&RawConfig::load(dir)?))
-    };
+    let summarize = CheckpointSummary::of;
     let dense = summarize(&bundled("tiny-dsv3"))?;
     assert_eq!(dense.parameters, DSV3);
     assert_eq!(dense.parameters.total(), 7_587_024);
@@ -464,12 +464,12 @@ fn a_summary_counts_every_parameter_once() -> Result<(), ConfigError> {
     assert_eq!(dense.total_bytes(), 15_174_208);
     assert_eq!(dense.config.kv_bytes_per_token, Some(80 * 6 * 2));
     assert_eq!((dense.num_mtp_layers_present, dense.is_mtp_complete), (1, Some(true)));
-    assert_eq!((dense.config.quant_method, dense.config.refusal), (None, None));
+    assert_eq!((dense.config.quant_method, dense.problems), (None, vec![]));
 
     let sparse = summarize(&bundled("tiny-glm52"))?;
     assert_eq!(sparse.parameters, GLM52);
     assert_eq!((sparse.num_mtp_layers_present, sparse.is_mtp_complete), (1, Some(true)));
-    assert_eq!(sparse.config.refusal, None);
+    assert_eq!(sparse.problems, []);
 
     let headless = copied_without(|name| name == "model.layers.5.eh_proj.weight");
     let summary = summarize(headless.path())?;

@@ -31,6 +31,12 @@ const CRATES: &[Crate] = &[
     known("tokenization", 1, "control", &["checkpoint-files", "engine-types"]),
     known("scheduler", 2, "control", &["engine-types", "kv-block-manager"]),
     known("grammar", 2, "control", &["engine-types", "tokenization"]),
+    known(
+        "fuzz",
+        2,
+        "control",
+        &["chat-template", "checkpoint-files", "model-config", "tokenization"],
+    ),
     known("engine", 3, "control", &["engine-types", "scheduler"]),
     known(
         "serving",

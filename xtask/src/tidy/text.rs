@@ -17,6 +17,8 @@ const ENVIRONMENT_READERS: &[&str] = &[
     "crates/server/",
     "xtask/",
     "tests/",
+    "crates/fuzz/",
+    "crates/gpu-kernels/src/unit/tests/",
     "crates/grpc-codegen/",
     "crates/grpc-server/tests/fuzz/",
 ];

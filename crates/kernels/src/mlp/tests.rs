@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{MoeExperts, SwiGluMlp};
+use super::{MoeExperts, PackedLinear, SwiGluMlp};
 use crate::test_util::{Random, assert_close, assert_same_bits, on_every_isa};
 
 /// The three weights of a layer in f64: gate, up, down.
@@ -28,12 +28,15 @@ fn layer(random: &mut Random, hidden: usize, width: usize, narrow: bool) -> (Swi
     let [gate, up, down] = &weights;
     if !narrow {
         let widened = weights.each_ref().map(|w| w.iter().map(|&w| f64::from(w)).collect());
-        return (SwiGluMlp::from_f32(gate, up, down, hidden), widened);
+        let linear = PackedLinear::from_f32;
+        let mlp = SwiGluMlp::new(linear(gate, hidden), linear(up, hidden), linear(down, width));
+        return (mlp, widened);
     }
     let weights = weights.map(|w| w.into_iter().map(bf16::from_f32).collect::<Vec<bf16>>());
     let [gate, up, down] = &weights;
     let widened = weights.each_ref().map(|w| w.iter().map(|w| w.to_f64()).collect());
-    (SwiGluMlp::from_bf16(gate, up, down, hidden), widened)
+    let linear = PackedLinear::from_bf16;
+    (SwiGluMlp::new(linear(gate, hidden), linear(up, hidden), linear(down, width)), widened)
 }
 
 #[test]

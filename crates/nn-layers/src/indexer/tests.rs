@@ -39,8 +39,8 @@ fn check(found: &Tensor, expected: &Tensor) {
 #[test]
 fn keys_queries_and_head_weights_are_what_the_formula_says() {
     let weights = IndexerWeights {
-        q: random(&[18, Q_RANK]),
-        k: random(&[6, HIDDEN]),
+        q: random(&[18, Q_RANK]).into(),
+        k: random(&[6, HIDDEN]).into(),
         k_norm: (random(&[6]), random(&[6])),
         head_weights: random(&[3, HIDDEN]),
     };
@@ -54,12 +54,12 @@ fn keys_queries_and_head_weights_are_what_the_formula_says() {
             let start = own.rotate(&heads.narrow(2, 0, 4).contiguous()).unwrap();
             Tensor::cat(&[start, heads.narrow(2, 4, 2)], 2)
         };
-        let k = x.matmul(&weights.k.tr());
+        let k = x.matmul(&weights.k.to_tensor().unwrap().tr());
         let mean = k.mean_dim(-1, true, Kind::Float);
         let variance = (&k - &mean).square().mean_dim(-1, true, Kind::Float);
         let normed = (&k - &mean) / (variance + 1e-6).sqrt() * &weights.k_norm.0;
         let keys = rotate(&(normed + &weights.k_norm.1).unsqueeze(1)).squeeze_dim(1);
-        let q = rotate(&q_a.matmul(&weights.q.tr()).view([5, 3, 6]));
+        let q = rotate(&q_a.matmul(&weights.q.to_tensor().unwrap().tr()).view([5, 3, 6]));
         let head_weights = x.matmul(&weights.head_weights.tr()) * 3f64.powf(-0.5);
         for ops in [Ops::Torch, Ops::Fused] {
             let indexer = Indexer::new(&weights, &config(interleaved), ops).unwrap();
@@ -82,8 +82,8 @@ fn the_first_values_of_a_head_are_rotated_in_the_style_of_the_config() {
     let q_a = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0]).unsqueeze(0);
     let eye = Tensor::eye(6, (Kind::Float, Device::Cpu));
     let weights = IndexerWeights {
-        q: eye.shallow_clone(),
-        k: eye.shallow_clone(),
+        q: (&eye).into(),
+        k: (&eye).into(),
         k_norm: (random(&[6]), random(&[6])),
         head_weights: eye.narrow(0, 0, 1),
     };

@@ -4,11 +4,25 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Checkpoint, MTP_PREFIX, fail_with, succeed, succeed_json};
+use crate::harness::{
+    Checkpoint, INDEX, LAST_SHARD, MTP_PREFIX, fail_with, succeed, succeed_json, tandem,
+};
 
 /// Whether `text` has a line with `label` that ends with `value`.
 fn has_line(text: &str, label: &str, value: &str) -> bool {
     text.lines().any(|line| line.trim_start().starts_with(label) && line.ends_with(value))
+}
+
+/// What is said of a checkpoint that would not load.
+fn refused(args: &[&str]) -> String {
+    let output = tandem().args(args).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && stderr.is_empty(), "{args:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn refused_json(args: &[&str]) -> Value {
+    serde_json::from_str(&refused(args)).unwrap()
 }
 
 #[test]
@@ -18,7 +32,8 @@ fn the_bundled_checkpoint_is_described() {
         "architecture": "DeepseekV3ForCausalLM", "model_type": "deepseek_v3",
         "dtype": "bfloat16", "bytes": 15_174_208, "num_hidden_layers": 5, "num_mtp_layers": 1,
         "num_mtp_layers_present": 1, "is_mtp_complete": true, "quantization": null,
-        "refusal": null, "index_topk": null, "index_share_for_mtp_iteration": null,
+        "index_topk": null, "index_share_for_mtp_iteration": null, "source": "shards",
+        "loads": true, "problems": [], "gpu": null, "loaded_bytes": 15_215_168,
         "index_bytes_per_token": null,
         // Six layers of 64 latent and 16 rope values in two bytes each.
         "kv_bytes_per_token": 960,
@@ -34,15 +49,15 @@ fn the_bundled_checkpoint_is_described() {
     let text = succeed(&["inspect", "tiny-dsv3"]);
     for (label, value) in [
         ("architecture", "DeepseekV3ForCausalLM"),
-        ("parameters", "7587024"),
-        ("bytes", "15174208"),
+        ("parameters", "7,587,024"),
+        ("bytes", "15,174,208"),
         ("KV bytes a token", "960"),
         ("MTP layers", "1 in the config, 1 in the files, complete"),
         ("quantisation", "none"),
     ] {
         assert!(has_line(&text, label, value), "{label} {value} is not in\n{text}");
     }
-    assert!(!text.contains("not runnable"), "{text}");
+    assert!(!text.contains("cannot"), "{text}");
     assert!(!text.contains("sparse attention") && !text.contains("index bytes"), "{text}");
 }
 
@@ -52,7 +67,7 @@ fn sparse_attention_is_described() {
     let expected = json!({
         "architecture": "GlmMoeDsaForCausalLM", "model_type": "glm_moe_dsa",
         "bytes": 15_380_032, "num_mtp_layers_present": 1, "is_mtp_complete": true,
-        "refusal": null, "kv_bytes_per_token": 960, "index_topk": 64, "index_n_heads": 4,
+        "loads": true, "kv_bytes_per_token": 960, "index_topk": 64, "index_n_heads": 4,
         "index_head_dim": 32, "num_full_index_layers": 3, "num_shared_index_layers": 2,
         "index_share_for_mtp_iteration": true,
         // Three layers that select and the MTP layer, a key of 32 values in two bytes each.
@@ -73,7 +88,7 @@ fn sparse_attention_is_described() {
     ] {
         assert!(has_line(&text, label, value), "{label} {value} is not in\n{text}");
     }
-    assert!(!text.contains("not runnable"), "{text}");
+    assert!(!text.contains("cannot"), "{text}");
 }
 
 #[test]
@@ -88,15 +103,16 @@ fn a_checkpoint_that_cannot_run_is_described_all_the_same() {
         fs::write(&config, object.to_string()).unwrap();
         let at_fault = if rank.is_null() { "q_lora_rank" } else { model_type };
 
-        let found = succeed_json(&["inspect", "--json", checkpoint.as_str()]);
+        let found = refused_json(&["inspect", "--json", checkpoint.as_str()]);
         assert_eq!(found["architecture"], "GlmMoeDsaForCausalLM");
         assert_eq!((&found["bytes"], &found["index_topk"]), (&json!(15_380_032), &json!(64)));
         assert_eq!(found["is_mtp_complete"], json!(null));
-        assert!(found["refusal"].as_str().unwrap().contains(at_fault), "{found}");
+        assert_eq!(found["loads"], false);
+        assert!(found["problems"][0]["text"].as_str().unwrap().contains(at_fault), "{found}");
 
-        let text = succeed(&["inspect", checkpoint.as_str()]);
+        let text = refused(&["inspect", checkpoint.as_str()]);
         assert!(has_line(&text, "index bytes a token", "256"), "{text}");
-        let refusal = text.lines().find(|line| line.starts_with("not runnable")).unwrap();
+        let refusal = text.lines().find(|line| line.starts_with("cannot load")).unwrap();
         assert!(refusal.contains(at_fault), "{refusal}");
     }
 }
@@ -109,9 +125,13 @@ fn an_incomplete_mtp_layer_shows() {
         let checkpoint = Checkpoint::copy_of(model);
         let gone = format!("{MTP_PREFIX}{lost}");
         checkpoint.edit_weight_map(|map| assert!(map.remove(&gone).is_some()));
-        let found = succeed_json(&["inspect", "--json", checkpoint.as_str()]);
+        let found = refused_json(&["inspect", "--json", checkpoint.as_str()]);
         assert_eq!(found["is_mtp_complete"], false, "{model}");
-        assert!(succeed(&["inspect", checkpoint.as_str()]).contains("INCOMPLETE"), "{model}");
+        assert!(refused(&["inspect", checkpoint.as_str()]).contains("INCOMPLETE"), "{model}");
+        // It loads without drafting.
+        let plain = ["inspect", checkpoint.as_str(), "--num-speculative-tokens", "0"];
+        let text = succeed(&plain);
+        assert!(text.contains("could not draft") && text.contains(&gone), "{text}");
     }
 }
 
@@ -120,4 +140,63 @@ fn what_is_no_checkpoint_is_refused() {
     fail_with(&["inspect", "no-such-model"], &["`no-such-model`", "tiny-dsv3"]);
     let empty = tempfile::tempdir().unwrap();
     fail_with(&["inspect", empty.path().to_str().unwrap()], &["config.json"]);
+}
+
+#[test]
+fn a_config_with_an_index_or_alone_is_enough() {
+    let checkpoint = Checkpoint::copy();
+    for shard in ["model-00001-of-00002.safetensors", LAST_SHARD] {
+        fs::remove_file(checkpoint.file(shard)).unwrap();
+    }
+    for (source, mtp) in [("index", json!(true)), ("config", json!(null))] {
+        let found = succeed_json(&["inspect", "--json", checkpoint.as_str()]);
+        assert_eq!((&found["source"], &found["is_mtp_complete"]), (&json!(source), &mtp));
+        assert_eq!(found["parameters"]["total"], 7_587_024);
+        assert!(succeed(&["inspect", checkpoint.as_str()]).contains("by the"));
+        let _ = fs::remove_file(checkpoint.file(INDEX));
+    }
+}
+
+#[test]
+fn every_problem_is_listed() {
+    let checkpoint = Checkpoint::copy();
+    checkpoint.edit_weight_map(|map| map.retain(|name, _| !name.contains("layers.1.mlp.experts")));
+    let config = fs::read_to_string(checkpoint.file("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["hidden_act"] = json!("gelu");
+    fs::write(checkpoint.file("config.json"), config.to_string()).unwrap();
+    fs::write(checkpoint.file("tokenizer.json"), "{}").unwrap();
+    let found = refused_json(&["inspect", "--json", checkpoint.as_str()]);
+    let problems = found["problems"].as_array().unwrap();
+    let texts: Vec<&str> = problems.iter().map(|each| each["text"].as_str().unwrap()).collect();
+    assert_eq!(texts.len(), 3, "{texts:?}");
+    let lost = "model.layers.1.mlp.experts.15.up_proj.weight is missing";
+    for (text, needle) in texts.iter().zip(["gelu", lost, "tokenizer.json"]) {
+        assert!(text.contains(needle), "{text}");
+    }
+    // A long list is cut for readers, not for programs.
+    let text = refused(&["inspect", checkpoint.as_str()]);
+    assert!(text.contains("more, see --json") && !text.contains(lost), "{text}");
+}
+
+#[test]
+fn a_gpu_of_a_size_is_filled() {
+    let args = ["inspect", "--json", "tiny-dsv3", "--gpu-memory", "16MiB", "--context", "128"];
+    let args = [&args[..], &["--batch", "4", "--gpu-memory-utilization", "1"]].concat();
+    let found = succeed_json(&args);
+    let gpu = &found["gpu"];
+    let (usable, token) = (16 << 20, 960);
+    let weights = found["loaded_bytes"].as_u64().unwrap();
+    assert_eq!((&gpu["usable_bytes"], &gpu["cache_bytes"]), (&json!(usable), &json!(512 * token)));
+    let expected = json!({
+        "weight_bytes": weights, "left_bytes": usable - weights - 512 * token,
+        "max_sequences": (usable - weights) / (128 * token),
+        "max_context": (usable - weights) / (4 * token),
+    });
+    assert_eq!(gpu["as_loaded"], expected);
+    assert_eq!(gpu["as_stored"]["weight_bytes"], found["bytes"]);
+    let text = succeed(&["inspect", "tiny-dsv3", "--gpu-memory", "1GiB", "--batch", "1"]);
+    // No sequence is longer than the model allows.
+    assert!(has_line(&text, "longest of 1", "4,096 tokens"), "{text}");
+    fail_with(&["inspect", "tiny-dsv3", "--gpu-memory", "much"], &["--gpu-memory", "141GiB"]);
 }

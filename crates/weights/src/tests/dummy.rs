@@ -88,18 +88,3 @@ fn a_map_has_every_required_tensor_in_its_dtype() {
     }
     assert!(exact.is_empty() && coarse.is_empty());
 }
-
-#[test]
-fn a_config_without_weights_is_described_by_the_dummy_ones() {
-    let dir = bundled("tiny-glm52");
-    let raw = RawConfig::load(&dir).unwrap();
-    let of_config = CheckpointSummary::of_config(&raw).unwrap();
-    let stored = Checkpoint::open(&dir).unwrap().summarize(&raw);
-    assert!(stored.has_weights && !of_config.has_weights);
-    // The checkpoint stores everything that is not optional, and nothing else.
-    assert_eq!(of_config.parameters, stored.parameters);
-    assert_eq!(of_config.bytes_by_dtype.keys().collect::<Vec<_>>(), ["BF16", "F32"]);
-    assert_eq!((of_config.num_mtp_layers_present, of_config.is_mtp_complete), (0, None));
-    let unknown = RawConfig::parse(r#"{"model_type": "other"}"#, "config.json").unwrap();
-    assert!(CheckpointSummary::of_config(&unknown).is_err());
-}

@@ -108,7 +108,7 @@ fn l19_an_mtp_layer_without_its_indexer_is_refused_only_for_drafting() {
         for name in indexer_of(5) {
             assert!(error.to_string().contains(&name), "{error}");
         }
-        let summary = checkpoint.summarize(&RawConfig::load(copy.path()).unwrap());
+        let summary = CheckpointSummary::of(copy.path()).unwrap();
         assert_eq!((summary.num_mtp_layers_present, summary.is_mtp_complete), (1, Some(false)));
     }
 }
