@@ -315,7 +315,7 @@ pub struct MoeConfig {
     pub routed_scaling_factor: f64,
     /// Divide the chosen scores by their sum before scaling, whatever the scoring and the choice.
     /// (Readers of DeepSeek-V2 configs differ here: some never divide, some divide and then do not
-    /// scale. In configs of the types supported here the field means both.)
+    /// scale. Those configs are refused if it is true.)
     pub norm_topk_prob: bool,
     /// How the router scores.
     pub scoring: RouterScoring,
