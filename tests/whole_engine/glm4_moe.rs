@@ -1,5 +1,5 @@
-//! Grouped-query attention through the whole engine: a made GLM-4.5 whose draft layer is often right
-//! and often wrong.
+//! Grouped-query attention through the whole engine: a made GLM-4.5 whose draft layer is often
+//! right and often wrong.
 //!
 //! The KV of all engines starts as NaN, so that a read of a slot that nobody wrote shows.
 

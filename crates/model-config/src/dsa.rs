@@ -29,8 +29,8 @@ pub(crate) fn dsa(
         return Err(raw.invalid("index_topk", reason));
     }
     let AttentionConfig::Mla(attention) = attention else {
-        let reason = "is set, but this model's attention is grouped-query, which has no sparse form \
-                      here; remove it if the attention is dense";
+        let reason = "is set, but this model's attention is grouped-query, which has no sparse \
+                      form here; remove it if the attention is dense";
         return Err(raw.unsupported("index_topk", reason));
     };
     if attention.q_lora_rank.is_none() {

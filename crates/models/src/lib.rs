@@ -1,4 +1,5 @@
-//! The DeepSeek family (V2, V3, R1, V3.2, Kimi-K2, GLM-5, GLM-5.2) and GLM-4.5, with their MTP layers.
+//! The DeepSeek family (V2, V3, R1, V3.2, Kimi-K2, GLM-5, GLM-5.2) and GLM-4.5, with their MTP
+//! layers.
 //!
 //! **Owns** the order of layers: target model ([`CausalLm`]), MTP layers ([`MtpLayers`]), and the
 //! way from a checkpoint to both ([`load`]). **Must not know** requests, plans, sampling, or who

@@ -1,5 +1,5 @@
-//! Public models, by their `config.json` as published: what they are, and what comes out of a config
-//! that has a fault.
+//! Public models, by their `config.json` as published: what they are, and what comes out of a
+//! config that has a fault.
 
 mod counts;
 mod mutations;
