@@ -33,14 +33,17 @@ const PROMPT_LENS: [u32; 6] = [1, 3, 8, 20, 33, 64];
 fn value(spec: &TensorSpec) -> Tensor {
     let shape: Vec<i64> = spec.shape.iter().map(|&n| n as i64).collect();
     let random = Tensor::randn(&shape, (Kind::Float, Device::Cpu));
-    match spec.role() {
-        TensorRole::Norm => random * 0.1 + 1.0,
-        TensorRole::Bias => random * 0.1,
-        TensorRole::Matrix if spec.name.ends_with("eh_proj.weight") => {
+    let last = spec.name.rsplit('.').nth(1).unwrap();
+    match (spec.role(), last) {
+        (TensorRole::Norm, _) => random * 0.1 + 1.0,
+        (TensorRole::Bias, _) => random * 0.1,
+        (TensorRole::Matrix, "embed_tokens") => random,
+        (TensorRole::Matrix, "o_proj" | "down_proj") => random * 0.05,
+        (TensorRole::Matrix, "eh_proj") => {
             let pass = Tensor::eye(HIDDEN, (Kind::Float, Device::Cpu));
             random * 0.03 + Tensor::cat(&[&pass, &pass.zeros_like()], 1)
         }
-        TensorRole::Matrix => random * 0.12,
+        (TensorRole::Matrix, _) => random * 0.12,
     }
 }
 
@@ -76,12 +79,12 @@ impl Setting {
     const PLAIN: Self =
         Self { k: 0, output_mode: OutputMode::Immediate, caching: false, num_blocks: 256 };
 
-    /// Prompts come in chunks of at most 24 tokens.
+    /// A step has room for all drafts, so that nobody loses any, and less than all prompts together.
     fn start(self, dir: &Path) -> (EngineHandle, EngineThread) {
         let options = RunnerOptions {
             block_size: 4,
             num_blocks: Some(self.num_blocks),
-            max_num_batched_tokens: 24,
+            max_num_batched_tokens: 64,
             num_speculative_tokens: self.k,
             kv_init: KvInit::Nan,
             ..RunnerOptions::default()
@@ -151,44 +154,31 @@ fn drafts_company_cache_and_deferred_output_change_no_token() {
             (drafts.iter().map(Vec::len).sum::<usize>(), accepted.iter().sum::<u32>() as usize)
         };
         let (n_drafts, n_accepted) = steps.map(counts).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
-        let is_mixed = n_accepted * 5 > n_drafts && n_accepted * 20 < n_drafts * 19;
+        let is_mixed = n_accepted * 20 > n_drafts && n_accepted * 20 < n_drafts * 19;
         assert!(k == 0 || is_mixed, "{k} drafts: {n_accepted} of {n_drafts} accepted");
     }
 }
 
+/// Six continuations of a prompt share its blocks and soon need more than a small pool has.
 #[test]
-fn requests_that_lose_their_blocks_get_the_same_text() {
+fn siblings_get_what_a_request_alone_gets_also_if_they_lose_their_blocks() {
+    const N: usize = 6;
+    const SMALL: u32 = 28;
     let dir = checkpoint();
     let expected = alone(dir.path());
-    for k in [0, 3] {
-        // Room for the longest request and a little.
-        let setting = Setting { k, num_blocks: 28, ..Setting::PLAIN };
+    for (k, num_blocks) in [(0, 256), (3, 256), (0, SMALL), (3, SMALL)] {
+        let setting = Setting { k, num_blocks, ..Setting::PLAIN };
         let (engine, thread) = setting.start(dir.path());
-        for (found, expected) in generate(&engine, &prompts()).iter().zip(&expected) {
-            assert_eq!(&found.token_ids, expected, "{setting:?}");
-        }
-        thread.drain();
-        let stats = engine.stats();
-        assert!(stats.scheduler.n_preemptions > 0, "{setting:?}");
-        assert_eq!((stats.n_failed_steps, stats.scheduler.blocks.n_used), (0, 0), "{setting:?}");
-    }
-}
-
-#[test]
-fn siblings_get_what_a_request_alone_gets() {
-    let dir = checkpoint();
-    let expected = alone(dir.path());
-    for k in [0, 3] {
-        let setting = Setting { k, ..Setting::PLAIN };
-        let (engine, _thread) = setting.start(dir.path());
-        let params = || harness::params(MAX_TOKENS);
-        let running = prompts();
-        let running = running.iter().map(|p| harness::submit_n(&engine, p, params(), 3).unwrap());
-        let running: Vec<_> = running.collect();
-        for (siblings, expected) in running.into_iter().zip(&expected) {
-            for events in siblings {
+        for (prompt, expected) in prompts().iter().zip(&expected).skip(3).take(2) {
+            let params = harness::params(MAX_TOKENS);
+            for events in harness::submit_n(&engine, prompt, params, N).unwrap() {
                 assert_eq!(&harness::collect(events).unwrap().token_ids, expected, "{setting:?}");
             }
         }
+        thread.drain();
+        let stats = engine.stats();
+        let is_small = num_blocks == SMALL;
+        assert_eq!(stats.scheduler.n_preemptions > 0, is_small, "{setting:?}");
+        assert_eq!((stats.n_failed_steps, stats.scheduler.blocks.n_used), (0, 0), "{setting:?}");
     }
 }
