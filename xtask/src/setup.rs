@@ -19,11 +19,12 @@ build and a run need into .libtorch (about 500 MB). A second run downloads nothi
   --device rocm   the CPU libraries; HIP, hipRTC and hipBLAS are those of the machine
   --device auto   cuda or rocm where the kernel has the driver of such a GPU, else cpu
 
-The program is the same for all of them. With cuda and rocm, setup names each library that a run on
-the GPU lacks, with the way to get it, and fails; NVIDIA's driver may be missing where you only build.
+The program is the same for all of them. With cuda and rocm, setup names each library that a run
+on the GPU lacks, with the way to get it, and fails; NVIDIA's driver may be missing where you only
+build.
 
-LIBTORCH=FOLDER or LIBTORCH_USE_PYTORCH=1 in the environment is checked and used instead. It may be a
-ROCm build of PyTorch, whose HIP libraries are then found as well.";
+LIBTORCH=FOLDER or LIBTORCH_USE_PYTORCH=1 in the environment is checked and used instead. It may be
+a ROCm build of PyTorch, whose HIP libraries are then found as well.";
 
 const WAY_OUT: &str = "or set LIBTORCH to a folder with libtorch 2.11.0, \
                        or LIBTORCH_USE_PYTORCH=1 to use an installed PyTorch 2.11.0";

@@ -47,7 +47,7 @@ fn the_search_root_comes_first_and_is_no_obstacle() {
 
 #[test]
 fn an_unknown_name_is_refused_with_the_known_ones() {
-    for model in ["tiny-dsv4", "", "../checkpoints/tiny-dsv4"] {
+    for model in ["tiny-dsv4", "", "../checkpoints/tiny-dsv4", "tiny-dsv3/../..", "a\0b"] {
         let message = resolve(model, None).unwrap_err().to_string();
         assert!(message.contains(&format!("`{model}`")), "{message}");
         assert!(message.contains("tiny-dsv3, tiny-glm52"), "{message}");

@@ -50,6 +50,8 @@ pub enum ChatTemplateError {
         /// Most bytes that a text may have.
         bytes: usize,
     },
+    /// The system has no room for the stack that templates are given.
+    Stack(std::io::Error),
 }
 
 /// The source of an error that a template raised itself.
@@ -91,6 +93,7 @@ impl fmt::Display for ChatTemplateError {
             Self::Field { file, reason } => write!(f, "{}: {reason}", file.display()),
             Self::Template { file, line, reason } => write!(f, "{file}:{line}: {reason}"),
             Self::Refused { reason } => write!(f, "the chat template refuses this: {reason}"),
+            Self::Stack(source) => write!(f, "no room for the stack of chat templates: {source}"),
             Self::TooLong { file, bytes } => {
                 write!(f, "{file}: the conversation makes more than {bytes} bytes of text")
             }
@@ -103,6 +106,7 @@ impl std::error::Error for ChatTemplateError {
         match self {
             Self::Read { source, .. } => Some(source),
             Self::Json { source, .. } => Some(source),
+            Self::Stack(source) => Some(source),
             _ => None,
         }
     }

@@ -5,6 +5,11 @@ use std::fmt::Write as _;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
+use crate::OUTPUT_BYTES_MAX;
+
+/// Values in values, as far as Python goes.
+const DEPTH_MAX: usize = 1000;
+
 /// How JSON is laid out.
 pub(crate) struct Style {
     /// Whether other characters than those of ASCII are escaped.
@@ -64,28 +69,43 @@ fn write_items(
     depth: usize,
     mut write_item: impl FnMut(&mut String, Value) -> Result<(), Error>,
 ) -> Result<(), Error> {
+    if depth > DEPTH_MAX {
+        return Err(Error::new(ErrorKind::InvalidOperation, "tojson: values are nested too deep"));
+    }
     out.push(open);
     let mut is_empty = true;
     for item in items {
+        check_room(out, style.between_items.len() + style.behind_key.len())?;
         if !is_empty {
             out.push_str(&style.between_items);
         }
         is_empty = false;
-        break_line(out, style, depth + 1);
+        break_line(out, style, depth + 1)?;
         write_item(out, item)?;
     }
     if !is_empty {
-        break_line(out, style, depth);
+        break_line(out, style, depth)?;
     }
     out.push(close);
     Ok(())
 }
 
-fn break_line(out: &mut String, style: &Style, depth: usize) {
+fn break_line(out: &mut String, style: &Style, depth: usize) -> Result<(), Error> {
     if let Some(indent) = style.indent {
+        let n_blanks = indent.saturating_mul(depth);
+        check_room(out, n_blanks)?;
         out.push('\n');
-        out.extend(std::iter::repeat_n(' ', indent * depth));
+        out.extend(std::iter::repeat_n(' ', n_blanks));
     }
+    Ok(())
+}
+
+/// Checks that `n_bytes` of layout, which are not counted as steps, may follow.
+fn check_room(out: &str, n_bytes: usize) -> Result<(), Error> {
+    if out.len().saturating_add(n_bytes) <= OUTPUT_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::InvalidOperation, "tojson: the text is too long"))
 }
 
 fn write_number(out: &mut String, value: &Value) -> Result<(), Error> {

@@ -10,8 +10,9 @@
 //!   `%` does not format strings, methods of Python's `str` beyond those that templates use are
 //!   missing (an error names them), and numbers below 1e-4 or from 1e16 on are spelled differently,
 //!   except by `tojson`.
-//! * A template runs for a bounded number of steps and writes a bounded text. It is trusted as the
-//!   weights beside it are: what it keeps in variables is not counted.
+//! * A template is not trusted: it has a bounded size, runs for a bounded number of steps, which
+//!   also pay for the bytes that it keeps, and writes a bounded text. It has the stack that values
+//!   and expressions need which are nested as deep as that allows.
 //! * Messages are data. They are never read as templates, and no error quotes them.
 //!
 //! The text has the special tokens of the model in it, its beginning included: encode it without
@@ -35,6 +36,7 @@ mod dialect;
 mod error;
 mod json;
 mod load;
+mod stack;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -47,7 +49,11 @@ use serde::Serialize;
 
 pub use crate::error::ChatTemplateError;
 
-/// Steps that one rendering may take: thousands of messages, in under a second or so.
+/// Bytes that a template may have; the longest published ones have some 20 KB.
+const SOURCE_BYTES_MAX: usize = 1 << 18;
+
+/// Steps that one rendering may take: thousands of messages, in under a second or so. Each pays for
+/// 64 bytes, too.
 const STEPS_MAX: u64 = 10_000_000;
 
 /// Bytes that one rendering may write.
@@ -88,7 +94,8 @@ pub struct RenderOptions {
     pub add_generation_prompt: bool,
     /// Functions that the model may call: a list of JSON schemas.
     pub tools: Option<Value>,
-    /// Further variables of the template, such as `enable_thinking`; they hide special tokens.
+    /// Further variables of the template, such as `enable_thinking` and `documents`; they hide
+    /// special tokens.
     pub variables: BTreeMap<String, Value>,
 }
 
@@ -113,9 +120,15 @@ impl ChatTemplate {
     }
 
     fn add(&mut self, name: &str, source: &str) -> Result<(), ChatTemplateError> {
+        if source.len() > SOURCE_BYTES_MAX {
+            let reason = format!("a template of more than {SOURCE_BYTES_MAX} bytes");
+            return Err(ChatTemplateError::Template { file: name.to_owned(), line: 0, reason });
+        }
         let source = dialect::without_generation_tags(source).into_owned();
-        let added = self.environment.add_template_owned(name.to_owned(), source);
-        added.map_err(|error| ChatTemplateError::of(error, name))
+        stack::with_room(|| {
+            let added = self.environment.add_template_owned(name.to_owned(), source);
+            added.map_err(|error| ChatTemplateError::of(error, name))
+        })
     }
 
     /// The text of a conversation. A message is anything that serializes to a map, mostly with
@@ -131,28 +144,33 @@ impl ChatTemplate {
         messages: &[M],
         options: &RenderOptions,
     ) -> Result<String, ChatTemplateError> {
-        let mut variables: BTreeMap<&str, Value> = BTreeMap::new();
+        let nothing = Value::from(());
+        let mut variables: BTreeMap<&str, Value> = [("documents", nothing.clone())].into();
         let tokens = self.special_tokens.iter();
         variables.extend(tokens.map(|(name, token)| (name.as_str(), Value::from(token))));
         let others = options.variables.iter();
         variables.extend(others.map(|(name, value)| (name.as_str(), value.clone())));
-        let nothing = Value::from(());
         let tools = options.tools.clone();
         variables.insert("messages", Value::from(Serde(messages)));
         variables.insert("add_generation_prompt", options.add_generation_prompt.into());
-        variables.insert("documents", nothing.clone());
         variables.insert("tools", tools.clone().unwrap_or(nothing));
 
         let name = match &self.with_tools {
             Some(name) if tools.is_some() => name,
             _ => &self.default,
         };
-        let template = self.environment.get_template(name);
+        let variables = Value::from(variables);
+        stack::with_room(|| self.render_with(name, variables))
+    }
+
+    fn render_with(&self, name: &str, variables: Value) -> Result<String, ChatTemplateError> {
         let mut output = Bounded { bytes: Vec::new(), is_full: false };
-        let rendered = template
-            .and_then(|template| template.render_captured_to(Value::from(variables), &mut output));
+        let template = self.environment.get_template(name);
+        let rendered =
+            template.and_then(|template| template.render_captured_to(variables, &mut output));
         if output.is_full {
-            return Err(ChatTemplateError::TooLong { file: name.clone(), bytes: OUTPUT_BYTES_MAX });
+            let file = name.to_owned();
+            return Err(ChatTemplateError::TooLong { file, bytes: OUTPUT_BYTES_MAX });
         }
         rendered.map_err(|error| ChatTemplateError::of(error, name))?;
         Ok(String::from_utf8(output.bytes).expect("templates write text"))

@@ -37,7 +37,7 @@ fn rendered(source: &str) -> Result<String, ChatTemplateError> {
 #[test]
 fn texts_are_those_of_transformers() {
     let derived: Derived = serde_json::from_str(&testdata("cases.json")).unwrap();
-    assert_eq!(derived.cases.len(), 14);
+    assert_eq!(derived.cases.len(), 21);
     for (idx, case) in derived.cases.into_iter().enumerate() {
         let source = testdata(&case.template);
         let tokens = derived.special_tokens.clone();
@@ -111,6 +111,59 @@ fn work_and_text_are_bounded() {
     assert!(matches!(error, ChatTemplateError::TooLong { .. }), "{error}");
     let fits = "{% for i in range(16) %}{{ 'x' * 1000 * 1000 }}{% endfor %}";
     assert_eq!(rendered(fits).unwrap().len(), 16_000_000);
+}
+
+#[test]
+fn templates_that_grow_without_end_are_ended() {
+    let grow = |step: &str| {
+        rendered(&format!(
+            "{{% set ns = namespace(x='ab', y=[]) %}}{{% for i in range(99) %}}{step}{{% endfor %}}"
+        ))
+    };
+    for (step, expected) in [
+        ("{% set ns.x = ns.x ~ ns.x %}", "fuel"),
+        ("{% set ns.x = ns.x + ns.x %}", "fuel"),
+        ("{% set ns.x = ns.x.replace('a', ns.x) %}", "fuel"),
+        ("{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}", "fuel"),
+        ("{% set ns.x = ns.x * 1000000 %}", "fuel"),
+        ("{{ ([ns.x * 9999999] * 99999) | tojson }}", "tojson: the text is too long"),
+        ("{{ [1] | tojson(indent=9999999999) }}", "tojson: the text is too long"),
+        ("{{ {'a': [1]} | tojson(indent=18446744073709551615) }}", "tojson: the text is too long"),
+        ("{{ [1, 2] | tojson(separators=['x' * 17000000, '']) }}", "tojson: the text is too long"),
+        ("{{ 1 | tojson(indent=-1) }}", "cannot"),
+    ] {
+        let error = grow(step).unwrap_err().to_string();
+        assert!(error.contains(expected), "{step}: {error}");
+    }
+    let error = rendered("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(0) }}").unwrap_err();
+    assert!(error.to_string().contains("recursion limit"), "{error}");
+}
+
+#[test]
+fn what_is_nested_deep_needs_no_more_stack_than_there_is() {
+    let nested = |end: &str| {
+        rendered(&format!(
+            "{{% set ns = namespace(x=[]) %}}{{% for i in range(90000) %}}\
+             {{% set ns.x = [ns.x] %}}{{% endfor %}}{end}"
+        ))
+    };
+    assert_eq!(nested("{{ ns.x | length }}").unwrap(), "1");
+    assert_eq!(nested("{{ ns.x }}").unwrap().len(), 180_002);
+    let error = nested("{{ ns.x | tojson }}").unwrap_err();
+    assert!(error.to_string().contains("nested too deep"), "{error}");
+    let chain = |start: &str, link: &str| {
+        rendered(&format!("{{{{ {start}{} }}}}", link.repeat(100_000 / link.len())))
+    };
+    assert_eq!(chain("1", "-1").unwrap(), "-49999");
+    assert_eq!(chain("1", "|abs").unwrap(), "1");
+    assert!(chain("x", ".a").unwrap_err().to_string().contains("undefined value"));
+    for (open, n) in [("(", 200), ("[", 100_000)] {
+        let source = format!("{{{{ {}", open.repeat(n));
+        let error = ChatTemplate::new("t", &source, [].into()).unwrap_err();
+        assert!(error.to_string().contains("recursion limits"), "{error}");
+    }
+    let error = ChatTemplate::new("t", &" ".repeat(SOURCE_BYTES_MAX + 1), [].into()).unwrap_err();
+    assert_eq!(error.to_string(), "t:0: a template of more than 262144 bytes");
 }
 
 #[test]
@@ -210,4 +263,16 @@ fn no_template_is_no_error_and_a_broken_file_is_one() {
     fs::write(checkpoint.path("chat_template.jinja"), [0xff]).unwrap();
     let error = checkpoint.load().unwrap_err();
     assert!(matches!(error, ChatTemplateError::Read { .. }), "{error}");
+    fs::remove_file(checkpoint.path("chat_template.jinja")).unwrap();
+    fs::create_dir(checkpoint.path("chat_template.jinja")).unwrap();
+    let error = checkpoint.load().unwrap_err().to_string();
+    assert!(error.ends_with("chat_template.jinja: it is not a regular file"), "{error}");
+    let deep = format!("{{\"a\": {}", "[".repeat(100_000));
+    let error = Checkpoint::new(&deep).load().unwrap_err().to_string();
+    assert!(error.contains("tokenizer_config.json: recursion limit exceeded"), "{error}");
+    fs::write(checkpoint.path("tokenizer_config.json"), "").unwrap();
+    let file = fs::File::options().write(true).open(checkpoint.path("tokenizer_config.json"));
+    file.unwrap().set_len(1 << 40).unwrap();
+    let error = checkpoint.load().unwrap_err().to_string();
+    assert!(error.ends_with("tokenizer_config.json: it has more than 67108864 bytes"), "{error}");
 }

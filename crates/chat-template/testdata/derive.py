@@ -42,6 +42,9 @@ MANY = [SYSTEM, user("How many?"), assistant("Two.\n"), user(" And now? ")]
 THOUGHT = [user("Why?"), assistant("<think>\nHm.\n</think>\n\nSo.\n"), user("é ✓ {{ x }} {% y %}")]
 
 
+DOCUMENTS = {"documents": [{"title": "A", "text": "b\nc "}, {"text": "d"}]}
+
+
 def called(call):
     calls = [user("Count."), assistant(None, tool_calls=[call, call]), tool("3"), tool("vier")]
     return calls + [assistant("7."), user("Thanks.")]
@@ -60,6 +63,13 @@ CASES = [
     ("glm.jinja", called(AS_MAP), {"tools": [SCHEMA, SCHEMA]}),
     ("glm.jinja", [user([{"type": "text", "text": "part"}, {"type": "image"}])], {}),
     ("glm.jinja", [user("?"), assistant("!", reasoning_content=" deep ")], {"tools": [SCHEMA]}),
+    ("thinking.jinja", MANY, {"add_generation_prompt": True, "thinking": True}),
+    ("thinking.jinja", [*THOUGHT[:1], assistant("<think>a</think>b</think>c")], {}),
+    ("thinking.jinja", called(AS_MAP)[:3], {"add_generation_prompt": True}),
+    ("thinking.jinja", [user("Go"), assistant("on", prefix=True)], {"thinking": True}),
+    ("kimi.jinja", called(AS_MAP | {"id": "count:0"})[:3], {"tools": [SCHEMA]}),
+    ("kimi.jinja", [user("?") | {"name": "Bo"}], {"add_generation_prompt": True}),
+    ("kimi.jinja", [SYSTEM, user([{"type": "image"}, {"type": "text", "text": "é"}])], DOCUMENTS),
     ("dialect.jinja", [*MANY, tool("x"), user("end ")], {"tools": [SCHEMA], "extra": "more"}),
     ("dialect.jinja", [user(" one ") | {"name": "Bo"}], {"tools": [SCHEMA]}),
 ]

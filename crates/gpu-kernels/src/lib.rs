@@ -15,13 +15,13 @@
 //! * Nothing is read back: every launch can be part of a captured graph. So what only the device
 //!   knows is checked there: an index out of range writes nothing, or NaN where a function says so.
 //!
-//! To add a source of layer kernels: put it into `src/cu`, add it to `LAYERS` in `unit.rs`, name its
-//! kernels in a `kernel_table!` of a module of its own, give [`Kernels`] the table as a field, and
-//! write the functions as methods of [`Kernels`] in that module. These sources are one translation
-//! unit behind `portable.cuh`: what a source does not share lies in a namespace of its own, and
-//! kernels, which are `extern "C"`, have names that are unique there. A source whose sizes the
-//! compiler must know (attention, indexer) is a unit of its own, built for those sizes by a type of
-//! its own. `cargo xtask test rocm` compiles every unit for AMD's devices.
+//! To add a source of layer kernels: put it into `src/cu`, add it to `LAYERS` in `unit.rs`, name
+//! its kernels in a `kernel_table!` of a module of its own, give [`Kernels`] the table as a field,
+//! and write the functions as methods of [`Kernels`] in that module. These sources are one
+//! translation unit behind `portable.cuh`: what a source does not share lies in a namespace of its
+//! own, and kernels, which are `extern "C"`, have names that are unique there. A source whose sizes
+//! the compiler must know (attention, indexer) is a unit of its own, built for those sizes by a
+//! type of its own. `cargo xtask test rocm` compiles every unit for AMD's devices.
 //!
 //! # Example
 //!

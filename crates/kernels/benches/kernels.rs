@@ -42,48 +42,49 @@ fn linear(c: &mut Criterion) {
     group.finish();
 }
 
-/// What weights that stay quantised cost or save, where they come from memory and not from a cache:
-/// calls go around over more bytes of layers than caches hold.
+/// What weights that stay quantised cost or save: from a near cache, and from memory, where calls
+/// go around over more bytes of layers than caches hold.
 fn quantized(c: &mut Criterion) {
-    const N_BYTES: usize = 400 << 20;
-    let (n_in, n_out) = (7168, 2048);
     let mut group = c.benchmark_group("quantized");
-    let weight = values(n_in * n_out);
+    for (n_in, n_out, n_bytes) in [(256, 512, 0), (7168, 2048, 400 << 20)] {
+        for storage in ["f32", "bf16", "fp8-block", "fp8-channel", "mxfp8", "mxfp4"] {
+            let (layer, n_bits) = stored(storage, n_in, n_out);
+            let layers = vec![layer; (8 * n_bytes / (n_in * n_out * n_bits)).max(1)];
+            for n_rows in [1, 4, 64] {
+                let x = values(n_rows * n_in);
+                let mut y = vec![0.0; n_rows * n_out];
+                let mut next = layers.iter().cycle();
+                group.throughput(Throughput::Elements((n_rows * n_in * n_out) as u64));
+                let id = BenchmarkId::new(format!("{n_in}x{n_out}/{storage}"), n_rows);
+                group.bench_function(id, |b| {
+                    b.iter(|| next.next().expect("a cycle").forward(black_box(&x), &mut y));
+                });
+            }
+        }
+    }
+    group.finish();
+}
+
+/// A layer in a storage format, and the bits of one of its weights.
+fn stored(storage: &str, n_in: usize, n_out: usize) -> (PackedLinear, usize) {
+    let weight = || values(n_in * n_out);
+    let bytes = |n| (0..n).map(|i| (i * 7919 % 126) as u8 | ((i % 2) << 7) as u8).collect();
     let blocks = |block: [usize; 2]| {
         let n_scales = n_out.div_ceil(block[0]) * n_in.div_ceil(block[1]);
         Scales::Blocks { block, values: vec![0.01; n_scales] }
     };
     let groups = || Scales::Groups { group: 32, exponents: vec![120; n_out * n_in / 32] };
-    let bytes = |n| (0..n).map(|i| (i * 7919 % 126) as u8 | ((i % 2) << 7) as u8).collect();
-    let e4m3 = |scales| {
-        let matrix = QuantizedMatrix::new([n_out, n_in], Codes::E4m3(bytes(n_in * n_out)), scales);
-        PackedLinear::from_quantized(&matrix.expect("scales fit"))
+    let e4m3 = || Codes::E4m3(bytes(n_in * n_out));
+    let (codes, scales, n_bits) = match storage {
+        "f32" => return (PackedLinear::from_f32(&weight(), n_in), 32),
+        "bf16" => return (PackedLinear::from_bf16(&narrow(&weight()), n_in), 16),
+        "fp8-block" => (e4m3(), blocks([128, 128]), 8),
+        "fp8-channel" => (e4m3(), blocks([1, n_in]), 8),
+        "mxfp8" => (e4m3(), groups(), 8),
+        _ => (Codes::E2m1(bytes(n_in * n_out / 2)), groups(), 4),
     };
-    let e2m1 = |scales| {
-        let codes = Codes::E2m1(bytes(n_in * n_out / 2));
-        let matrix = QuantizedMatrix::new([n_out, n_in], codes, scales);
-        PackedLinear::from_quantized(&matrix.expect("scales fit"))
-    };
-    for (storage, layer, n_bits) in [
-        ("f32", PackedLinear::from_f32(&weight, n_in), 32),
-        ("bf16", PackedLinear::from_bf16(&narrow(&weight), n_in), 16),
-        ("fp8-block", e4m3(blocks([128, 128])), 8),
-        ("fp8-channel", e4m3(blocks([1, n_in])), 8),
-        ("mxfp8", e4m3(groups()), 8),
-        ("mxfp4", e2m1(groups()), 4),
-    ] {
-        let layers = vec![layer; (8 * N_BYTES / (n_in * n_out * n_bits)).max(1)];
-        for n_rows in [1, 4, 64] {
-            let x = values(n_rows * n_in);
-            let mut y = vec![0.0; n_rows * n_out];
-            let mut next = layers.iter().cycle();
-            group.throughput(Throughput::Elements((n_rows * n_in * n_out) as u64));
-            group.bench_function(BenchmarkId::new(storage, n_rows), |b| {
-                b.iter(|| next.next().expect("a cycle").forward(black_box(&x), &mut y));
-            });
-        }
-    }
-    group.finish();
+    let matrix = QuantizedMatrix::new([n_out, n_in], codes, scales).expect("scales fit");
+    (PackedLinear::from_quantized(&matrix), n_bits)
 }
 
 /// One decode row of each of some sequences, and a verify window of four rows.

@@ -231,7 +231,7 @@ pub(crate) fn take<T: DeserializeOwned>(
     serde_json::from_value(value).map_err(|error| ConfigError::Invalid {
         file: file.to_path_buf(),
         field: field.into(),
-        reason: format!("has the unusable value {text}: {error}"),
+        reason: format!("has the unusable value {text}: {}", shortened(&error)),
     })
 }
 
@@ -249,9 +249,9 @@ fn use_whole_numbers(value: &mut Value) {
     }
 }
 
-/// What an error shows of a value: lists can have an entry for each layer.
-fn shortened(value: &Value) -> String {
-    let mut text = value.to_string();
+/// What an error shows of a value or quotes of it: lists can have an entry for each layer.
+fn shortened(shown: &impl ToString) -> String {
+    let mut text = shown.to_string();
     if let Some((end, _)) = text.char_indices().nth(SHOWN_CHARS) {
         text.truncate(end);
         text.push_str("...");

@@ -3,6 +3,7 @@
 mod diagnosis;
 mod dsa;
 mod families;
+mod hostile;
 mod lite;
 mod moe;
 mod spellings;

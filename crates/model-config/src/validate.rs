@@ -187,10 +187,10 @@ pub(crate) fn positive(
     default: f64,
 ) -> Result<f64, ConfigError> {
     let value = value.unwrap_or(default);
-    if value > 0.0 && value.is_finite() {
+    if value > 0.0 && (value as f32).is_finite() {
         Ok(value)
     } else {
-        Err(raw.invalid(field, format!("is {value}; it must be above 0")))
+        Err(raw.invalid(field, format!("is {value}; it must be above 0 and fit a float32")))
     }
 }
 

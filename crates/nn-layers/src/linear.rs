@@ -57,7 +57,8 @@ impl Linear {
                 })
             }
             Ops::Fused => {
-                let layers = weights.iter().map(pack).collect::<Result<Vec<_>, _>>()?;
+                let layers = weights.into_iter().map(|weight| pack(&weight));
+                let layers = layers.collect::<Result<Vec<_>, _>>()?;
                 Weight::Packed(Arc::new(PackedLinear::stack(layers)))
             }
         };

@@ -9,8 +9,8 @@ use weights::LoadedWeight;
 /// Which implementation a layer uses; chosen once, when it is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ops {
-    /// Plain tensor operations on any device. Activations have the dtype of the weights; a quantised
-    /// weight becomes float32.
+    /// Plain tensor operations on any device. Activations have the dtype of the weights; one that
+    /// is quantised becomes float32.
     Torch,
     /// Fused kernels over packed weights, on the CPU. Activations are float32; weights stay
     /// float32, bfloat16 or quantised.

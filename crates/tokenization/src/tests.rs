@@ -1,4 +1,5 @@
 //! Tests of decoding and of stop texts.
 
 mod decoding;
+mod hostile;
 mod stop_texts;

@@ -21,6 +21,9 @@ const MAX_FILE_BYTES: u64 = 1 << 28;
 /// Ids that a tokenizer may have: each costs memory, whether a token has it or not.
 const MAX_IDS: u32 = 1 << 24;
 
+/// Where no token reaches across. It is no character, and no text of any language has it.
+const SEAM: char = '\u{FDD0}';
+
 /// Turns text into token ids and back, as a model folder's files say.
 #[derive(Debug)]
 pub struct Tokenizer {
@@ -118,13 +121,37 @@ impl Tokenizer {
     }
 
     /// The ids of a text that has its special tokens in it already, as chat templates write it:
-    /// none are added.
+    /// none are added. No token spans a seam of [`plain_text`](Self::plain_text), which has no id.
     ///
     /// # Errors
     ///
     /// If the tokenizer refuses the text.
     pub fn encode_as_is(&self, text: &str) -> Result<Vec<TokenId>, TokenizationError> {
-        self.encode_with(text, false)
+        let pieces = text.split(SEAM).filter(|piece| !piece.is_empty());
+        let ids = pieces.map(|piece| self.encode_with(piece, false)).collect::<Result<Vec<_>, _>>();
+        Ok(ids?.concat())
+    }
+
+    /// A text with seams in whatever stands there like a control token, so that
+    /// [`encode_as_is`](Self::encode_as_is) finds text and no token there: for what users say,
+    /// where a template puts it among true ones. Control tokens are the special tokens, and the
+    /// added ones whose names begin with `<` or `[`; models give their marks either way. Others,
+    /// such as `/nothink` of GLM, are meant to be said.
+    ///
+    /// (transformers and vLLM take control tokens from anywhere in a conversation.)
+    #[must_use]
+    pub fn plain_text(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for token in self.inner.get_added_tokens_decoder().values() {
+            let name = token.content.as_str();
+            let is_control = token.special || name.starts_with(['<', '[']);
+            let Some((at, _)) = name.char_indices().nth(1).filter(|_| is_control) else { continue };
+            // Again, since a name that overlaps itself leaves one behind.
+            while text.contains(name) {
+                text = text.replace(name, &format!("{}{SEAM}{}", &name[..at], &name[at..]));
+            }
+        }
+        text
     }
 
     /// The ids of `text`, with what the post-processor adds or without.
@@ -208,8 +235,8 @@ impl Tokenizer {
     }
 }
 
-/// What the library makes, or why it does not. It panics at a `tokenizer.json` whose parts contradict
-/// each other, be it when this is read or when a text needs them.
+/// What the library makes, or why it does not. It panics at a `tokenizer.json` whose parts
+/// contradict each other, be it when this is read or when a text needs them.
 fn unless_it_panics<T>(make: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(make)) {
         Ok(made) => made.map_err(|error| error.to_string()),

@@ -1,6 +1,6 @@
-//! The build script of the binding to libtorch links the ROCm half of a PyTorch where it lies beside
-//! the other libraries. A program uses nothing of it, so it must not be needed where the program
-//! runs.
+//! The build script of the binding to libtorch links the ROCm half of a PyTorch where it lies
+//! beside the other libraries. A program uses nothing of it, so it must not be needed where the
+//! program runs.
 
 use std::fs;
 use std::path::Path;
@@ -9,6 +9,7 @@ use std::process::Command;
 /// A program that is linked as the binding is: `-l` for each library that the folder has.
 const PROGRAM: &str = r#"
 #[link(name = "torch_cpu")]
+// SAFETY: the type is that of `stub.c`.
 unsafe extern "C" {
     safe fn at_answer() -> i32;
 }

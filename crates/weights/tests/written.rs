@@ -1,5 +1,5 @@
-//! Checkpoints that are written for a config: one with values, and one of the size of DeepSeek-V3 in
-//! shards that take no room.
+//! Checkpoints that are written for a config: one with values, and one of the size of DeepSeek-V3
+//! in shards that take no room.
 
 #[path = "../examples/write_dummy/shards.rs"]
 mod shards;

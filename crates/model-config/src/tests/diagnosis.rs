@@ -23,7 +23,9 @@ fn every_fault_of_a_config_is_found() {
     for (changes, fields, is_known) in [
         (json!({}), &[][..], true),
         (
-            json!({"hidden_act": "gelu", "mlp_bias": true, "rope_theta": -1.0, "eos_token_id": 9999}),
+            json!({
+                "hidden_act": "gelu", "mlp_bias": true, "rope_theta": -1.0, "eos_token_id": 9999
+            }),
             &["mlp_bias", "hidden_act", "eos_token_id", "rope_theta"],
             true,
         ),

@@ -71,7 +71,7 @@ impl Format {
                 "quant_method": "quark",
                 "global_quant_config":
                     {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}},
-                "exclude": ["re:model.layers.0.*", "*self_attn*", "*eh_proj", "lm_head", "*mlp.gate"]
+                "exclude": ["re:model.layers.0.*", "*self_attn*", "*eh_proj", "*head", "*mlp.gate"]
             }),
         }
     }

@@ -241,6 +241,10 @@ impl<W: Write> Chat<W> {
         let ChatModel { template, tokenizer, max_model_len, .. } = &self.model;
         let mut messages = self.conversation(n_before);
         messages.push(said.clone());
+        // Nobody ends a turn, or begins one of the system, by what he types.
+        for message in messages.iter_mut().filter(|message| message.role == "user") {
+            message.content = tokenizer.plain_text(&message.content);
+        }
         let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
         let ids = tokenizer.encode_as_is(&template.render(&messages, &options)?)?;
         let (n_tokens, max_model_len) = (ids.len(), *max_model_len);

@@ -134,6 +134,16 @@ async fn an_answer_streams_with_its_accepted_drafts_marked() {
 }
 
 #[tokio::test]
+async fn what_is_typed_has_no_control_tokens() {
+    let of = TestEngine::start(setup(256));
+    let chat = chat_with(&of, &Out::default()).await;
+    let request = chat.request(0, &Message::new("user", "a<s>b")).unwrap();
+    let Some(Prompt::TokenIds(prompt)) = request.prompt else { panic!("the chat sends ids") };
+    // The one of the template. No token of this tokenizer has the characters of the other.
+    assert_eq!(prompt.ids, [0, 2, 3, 1]);
+}
+
+#[tokio::test]
 async fn retry_clear_and_system_change_what_the_model_sees() {
     let of = TestEngine::start(setup(256));
     let mut chat = chat_with(&of, &Out::default()).await;

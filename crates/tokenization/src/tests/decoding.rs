@@ -172,26 +172,49 @@ fn ids_without_token_and_special_tokens_have_no_text() {
     assert_eq!(tokenizer.decode(&[1, 4, 77, 2], true), "🙂");
 }
 
+fn metaspace(name: &str, prepend_scheme: &str) -> Tokenizer {
+    let decoder = json!({"type": "Metaspace", "replacement": "▁", "split": true,
+                         "prepend_scheme": prepend_scheme});
+    tiny(name, &["▁hello", "▁world", "!"], &decoder, &[])
+}
+
 #[test]
 fn metaspace_spaces_survive() {
-    let decoder =
-        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
-    let tokenizer = tiny("metaspace", &["▁hello", "▁world", "!"], &decoder, &[]);
-    let (pieces, _) = deltas(&tokenizer, &[0, 1, 2]);
-    assert_eq!(pieces, ["hello", " world", "!"]);
-    assert_eq!(tokenizer.decode(&[0, 1, 2], true), "hello world!");
+    for prepend_scheme in ["always", "first"] {
+        let tokenizer = metaspace("metaspace", prepend_scheme);
+        let (pieces, _) = deltas(&tokenizer, &[0, 1, 2]);
+        assert_eq!(pieces, ["hello", " world", "!"]);
+        assert_eq!(tokenizer.decode(&[0, 1, 2], true), "hello world!");
+        // An id without a token is not the first one.
+        assert_eq!(tokenizer.decode(&[3, 0, 4000, 0], true), "hello hello");
+    }
+    assert_eq!(metaspace("metaspace-never", "never").decode(&[0, 1, 2], true), " hello world!");
+    let whole = [0, 1].repeat(5000);
+    let (pieces, _) = deltas(&metaspace("metaspace-long", "always"), &whole);
+    assert_eq!(pieces.concat(), " hello world".repeat(5000)[1..]);
+}
+
+/// The decoder of SentencePiece models with bytes.
+pub(super) fn sentencepiece() -> Value {
+    json!({"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})
 }
 
 #[test]
 fn sentencepiece_with_byte_fallback_works_as_a_sequence() {
-    let decoder = json!({"type": "Sequence", "decoders": [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-        {"type": "ByteFallback"}, {"type": "Fuse"},
-        {"type": "Strip", "content": " ", "start": 1, "stop": 0}]});
+    let decoder = sentencepiece();
     let vocab = ["▁hello", "▁world", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>"];
     let tokenizer = tiny("sequence", &vocab, &decoder, &[]);
     let (pieces, _) = deltas(&tokenizer, &[0, 1, 2, 3, 4, 5, 1]);
     assert_eq!(pieces, ["hello", " world", "", "", "", "🙂", " world"]);
+    // Cut inside the character, and bytes that do not go on.
+    assert_eq!(deltas(&tokenizer, &[0, 2, 3, 4]).1, "\u{FFFD}");
+    assert_eq!(tokenizer.decode(&[0, 2, 3, 1], true), "hello\u{FFFD} world");
+    let whole = [1, 2, 3, 4, 5].repeat(2000);
+    let (pieces, tail) = deltas(&tokenizer, &whole);
+    assert_eq!(pieces.concat() + &tail, " world🙂".repeat(2000)[1..]);
 }
 
 #[test]
