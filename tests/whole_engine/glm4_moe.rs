@@ -79,7 +79,7 @@ impl Setting {
     const PLAIN: Self =
         Self { k: 0, output_mode: OutputMode::Immediate, caching: false, num_blocks: 256 };
 
-    /// A step has room for all drafts, so that nobody loses any, and less than all prompts together.
+    /// A step has room for all drafts, so that nobody loses any, and less than all prompts need.
     fn start(self, dir: &Path) -> (EngineHandle, EngineThread) {
         let options = RunnerOptions {
             block_size: 4,
