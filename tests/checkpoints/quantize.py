@@ -1,6 +1,6 @@
 """Quantises a checkpoint, and writes what the quantised weights are worth as a second one.
 
-    quantize.py --format FORMAT [--block ROWS COLUMNS] IN OUT --reference REF
+    quantize.py --format FORMAT [--block ROWS COLUMNS] IN OUT [--reference REF]
 
 OUT has the names, dtypes and `quantization_config` of the tool that makes such checkpoints, with
 all scales in a shard of their own. REF has the same values in float32. Both are whole checkpoint
@@ -29,12 +29,12 @@ def read_checkpoint(folder):
     """Every tensor of a checkpoint by name, sorted."""
     tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
-        data = file.read_bytes()
-        end = 8 + int.from_bytes(data[:8], "little")
-        for name, entry in json.loads(data[8:end]).items():
+        data = np.memmap(file, np.uint8, "r")
+        end = 8 + int.from_bytes(data[:8].tobytes(), "little")
+        for name, entry in json.loads(data[8:end].tobytes()).items():
             if name != "__metadata__":
                 first, last = entry["data_offsets"]
-                values = np.frombuffer(data[end + first : end + last], DTYPES[entry["dtype"]])
+                values = data[end + first : end + last].view(DTYPES[entry["dtype"]])
                 tensors[name] = values.reshape(entry["shape"])
     return dict(sorted(tensors.items()))
 
@@ -206,15 +206,18 @@ def quantize(arguments):
     for name, values in read_checkpoint(arguments.source).items():
         exact = values.astype(np.float32)
         quantized = method(name) if is_projection(name, values) else None
-        parts, reference[name] = quantized(exact) if quantized else ({"": values}, exact)
+        parts, exact = quantized(exact) if quantized else ({"": values}, exact)
+        if arguments.reference:
+            reference[name] = exact
         for suffix, part in parts.items():
             (scales if suffix else weights)[name + suffix] = part
     names = list(weights)
     shards = [{name: weights[name] for name in names[half::2]} for half in range(2)]
     described = config | {"quantization_config": quantization}
     write_checkpoint(arguments.out, arguments.source, described, [*shards, scales])
-    config["torch_dtype"] = "float32"
-    write_checkpoint(arguments.reference, arguments.source, config, [reference])
+    if arguments.reference:
+        config["torch_dtype"] = "float32"
+        write_checkpoint(arguments.reference, arguments.source, config, [reference])
 
 
 FORMATS = "fp8-block fp8-channel fp8-tensor mxfp8 mxfp4 mxfp4-attn-fp8 mixed".split()
@@ -224,7 +227,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--format", choices=FORMATS, required=True)
     parser.add_argument("--block", type=int, nargs=2, default=[128, 128], help="of fp8-block")
-    parser.add_argument("--reference", type=Path, required=True, help="a folder to be made")
+    parser.add_argument("--reference", type=Path, metavar="REF", help="a folder to be made")
     parser.add_argument("source", type=Path, metavar="IN", help="a checkpoint in BF16 or F32")
     parser.add_argument("out", type=Path, metavar="OUT", help="a folder to be made")
     quantize(parser.parse_args())

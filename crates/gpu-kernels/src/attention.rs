@@ -103,6 +103,13 @@ impl Splits {
     fn n_parts(self, len: usize) -> usize {
         len.div_ceil(self.keys).clamp(1, self.most)
     }
+
+    /// As [`Mla::scratch_len`], for layers of these sizes.
+    #[must_use]
+    pub fn scratch_len(self, sizes: MlaSizes, n_seqs: usize, max_kv_len: usize) -> usize {
+        let n_rows = n_seqs * self.window * sizes.n_heads;
+        n_rows * self.n_parts(max_kv_len) * (sizes.kv_lora_rank + 2)
+    }
 }
 
 /// The queries of a pass and what they attend.
@@ -187,8 +194,7 @@ impl<E: GemmElement> Mla<E> {
     /// Elements of scratch for passes of up to `n_seqs` sequences of up to `max_kv_len` tokens.
     #[must_use]
     pub fn scratch_len(&self, n_seqs: usize, max_kv_len: usize) -> usize {
-        let n_rows = n_seqs * self.splits.window * self.sizes.n_heads;
-        n_rows * self.splits.n_parts(max_kv_len) * (self.sizes.kv_lora_rank + 2)
+        self.splits.scratch_len(self.sizes, n_seqs, max_kv_len)
     }
 
     /// Writes `out`, `[n_rows, n_heads, kv_lora_rank]`. Scores, softmax and sums are f32; a row

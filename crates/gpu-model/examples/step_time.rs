@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use gpu_model::{DecodeOptions, GpuModel, PassLimits, SlotRecord, TableUpdate};
+use gpu_model::{DecodeOptions, GpuModel, PassLimits, SlotRecord, StepGraphs, TableUpdate};
 use gpu_runtime::{DeviceChoice, Gpu};
 use half::bf16;
 use model_config::ModelConfig;
@@ -92,7 +92,7 @@ fn load(
         num_speculative_tokens: way.drafts,
         index_share: way.shares,
         sizes: SLOTS.to_vec(),
-        graphs: way.graphs,
+        graphs: if way.graphs { StepGraphs::Whole } else { StepGraphs::None },
         is_forced: true,
     })?;
     Ok(model)

@@ -6,7 +6,7 @@ use model_config::ModelConfig;
 
 use gpu_kernels::SlotRecord;
 
-use crate::decode::{DecodeOptions, SlotResult, TableUpdate};
+use crate::decode::{CapturedStep, DecodeOptions, SlotResult, TableUpdate};
 use crate::loader::Element;
 use crate::model::{DraftPass, GpuModel, HiddenRows, Selected};
 
@@ -68,7 +68,7 @@ pub trait AnyModel {
     /// # Errors
     ///
     /// As there.
-    fn prepare_decode(&mut self, options: DecodeOptions) -> Result<Vec<(usize, usize)>, GpuError>;
+    fn prepare_decode(&mut self, options: DecodeOptions) -> Result<Vec<CapturedStep>, GpuError>;
 
     /// As [`GpuModel::launch_step`].
     ///
@@ -130,7 +130,7 @@ impl<E: Element> AnyModel for GpuModel<E> {
         self.allocate_caches(num_blocks)
     }
 
-    fn prepare_decode(&mut self, options: DecodeOptions) -> Result<Vec<(usize, usize)>, GpuError> {
+    fn prepare_decode(&mut self, options: DecodeOptions) -> Result<Vec<CapturedStep>, GpuError> {
         self.prepare_decode(options)
     }
 

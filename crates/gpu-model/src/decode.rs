@@ -12,8 +12,11 @@ use crate::pass::RowArrays;
 
 mod passes;
 mod state;
+mod timing;
 
-use state::State;
+pub(crate) use state::State;
+use timing::Marks;
+pub use timing::{StepPart, StepTimes};
 
 /// How decode steps run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,10 +28,32 @@ pub struct DecodeOptions {
     /// Whether steps are captured, for each of these numbers of slots, ascending; the last one is
     /// the most.
     pub sizes: Vec<usize>,
-    /// Whether steps are replayed as graphs; otherwise they are queued launch by launch.
-    pub graphs: bool,
+    /// What is replayed as a graph.
+    pub graphs: StepGraphs,
     /// Whether the records say how many drafts are accepted, for benches.
     pub is_forced: bool,
+}
+
+/// What of a decode step is one graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepGraphs {
+    /// Nothing: steps are queued launch by launch.
+    None,
+    /// Each [`StepPart`], to see what one graph saves.
+    Parts,
+    /// All of it.
+    Whole,
+}
+
+/// A step that was captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapturedStep {
+    /// Its slots.
+    pub n_slots: usize,
+    /// Kernels, copies and fills.
+    pub n_launches: usize,
+    /// Bytes of the device's memory that went with its capture.
+    pub n_bytes: usize,
 }
 
 /// A block table that is new, or longer.
@@ -66,7 +91,9 @@ pub(crate) struct Decoder {
     tables: Buffer<i32>,
     stride: usize,
     slots: SlotBuffers,
-    graphs: BTreeMap<usize, Graph>,
+    /// The graphs of a step, one behind the other.
+    graphs: BTreeMap<usize, Vec<Graph>>,
+    marks: Option<Marks>,
     host: [HostSide; IN_FLIGHT],
     /// Slots of the steps in flight, the oldest first.
     in_flight: Vec<usize>,
@@ -149,6 +176,7 @@ impl Decoder {
                 argmax: gpu.alloc(Sampling::scratch_len(n * width, vocab))?,
             },
             graphs: BTreeMap::new(),
+            marks: None,
             host: [host()?, host()?],
             in_flight: vec![],
             n_launched: 0,
@@ -164,8 +192,8 @@ impl Decoder {
 }
 
 impl<E: Element> GpuModel<E> {
-    /// Prepares decode steps, and captures them where they are to be graphs. Returns how many
-    /// launches each graph holds, by the number of slots.
+    /// Prepares decode steps, and captures them where they are to be graphs: the answer has an
+    /// entry for each number of slots then.
     ///
     /// # Errors
     ///
@@ -178,28 +206,86 @@ impl<E: Element> GpuModel<E> {
     pub fn prepare_decode(
         &mut self,
         options: DecodeOptions,
-    ) -> Result<Vec<(usize, usize)>, GpuError> {
+    ) -> Result<Vec<CapturedStep>, GpuError> {
         let k = options.num_speculative_tokens;
         assert!(k == 0 || self.mtp.len() == 1, "one MTP layer makes all drafts");
         let limits = &self.limits;
-        let stride = limits.max_len.div_ceil(limits.block_size).next_multiple_of(4);
         let (gpu, vocab) = (&self.device.gpu, self.device.sizes.vocab);
-        let shape = (limits.max_seqs, stride);
+        let shape = (limits.max_seqs, limits.table_stride());
+        // What was prepared before gives its memory back first.
+        self.decoder = None;
         let mut decoder = Decoder::new(gpu, options, shape, vocab, limits.max_len)?;
-        let sizes = decoder.options.sizes.clone();
-        let graphs = decoder.options.graphs;
+        let (sizes, graphs) = (decoder.options.sizes.clone(), decoder.options.graphs);
         let mut captured = vec![];
-        for size in sizes.into_iter().filter(|_| graphs) {
-            let stream = self.device.stream.clone();
-            // Once as it is: what is made at a first use is made outside of the capture.
-            self.queue(&mut decoder, size)?;
-            stream.synchronize()?;
-            let graph = stream.capture(|_| self.queue(&mut decoder, size))?;
-            captured.push((size, graph.n_nodes()));
-            decoder.graphs.insert(size, graph);
+        for n_slots in sizes.into_iter().filter(|_| graphs != StepGraphs::None) {
+            captured.push(self.capture_step(&mut decoder, n_slots)?);
         }
         self.decoder = Some(decoder);
         Ok(captured)
+    }
+
+    fn capture_step(
+        &mut self,
+        decoder: &mut Decoder,
+        n_slots: usize,
+    ) -> Result<CapturedStep, GpuError> {
+        let (gpu, stream) = (self.device.gpu.clone(), self.device.stream.clone());
+        // Once as it is: what is made at a first use is made outside of the capture.
+        self.queue(decoder, n_slots)?;
+        stream.synchronize()?;
+        let free = gpu.memory()?.free;
+        let parts = StepPart::all(decoder.width - 1);
+        let graphs = match decoder.options.graphs {
+            StepGraphs::Parts => {
+                let of = |part| stream.capture(|_| self.queue_part(decoder, n_slots, part));
+                parts.into_iter().map(of).collect::<Result<Vec<_>, _>>()?
+            }
+            _ => vec![stream.capture(|_| self.queue(decoder, n_slots))?],
+        };
+        // A first replay may take memory, too.
+        graphs.iter().try_for_each(|graph| stream.replay(graph))?;
+        stream.synchronize()?;
+        let n_launches = graphs.iter().map(Graph::n_nodes).sum();
+        let n_bytes = free.saturating_sub(gpu.memory()?.free);
+        decoder.graphs.insert(n_slots, graphs);
+        Ok(CapturedStep { n_slots, n_launches, n_bytes })
+    }
+
+    /// Measures the parts of steps from now on, for [`GpuModel::collected_times`].
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError`] if the device has failed.
+    ///
+    /// # Panics
+    ///
+    /// If decode steps were not prepared.
+    pub fn time_parts(&mut self) -> Result<(), GpuError> {
+        let decoder = self.decoder.as_mut().expect("decode steps are prepared");
+        decoder.marks = Some(Marks::new(&self.device.gpu, StepPart::all(decoder.width - 1).len())?);
+        Ok(())
+    }
+
+    /// The times of the step that was collected last.
+    ///
+    /// # Errors
+    ///
+    /// [`GpuError`] if the device has failed, or the step was launched before
+    /// [`GpuModel::time_parts`].
+    ///
+    /// # Panics
+    ///
+    /// If no step was collected, or none is measured.
+    pub fn collected_times(&self) -> Result<StepTimes, GpuError> {
+        let decoder = self.decoder.as_ref().expect("decode steps are prepared");
+        let marks = decoder.marks.as_ref().expect("the parts are measured");
+        let n_collected = decoder.n_launched - decoder.in_flight.len();
+        let step = n_collected.checked_sub(1).expect("a step was collected");
+        let n_parts = match decoder.options.graphs {
+            StepGraphs::Whole => 1,
+            _ => StepPart::all(decoder.width - 1).len(),
+        };
+        marks.times(step, n_parts)
     }
 
     /// Queues a step over `slots`, and does not wait for it. At most two steps are not collected.
@@ -231,8 +317,11 @@ impl<E: Element> GpuModel<E> {
         assert!(decoder.in_flight.len() < IN_FLIGHT, "too many steps in flight");
         let stream = self.device.stream.clone();
         let size = decoder.size_for(slots.len());
-        let len = SlotRecord::len(decoder.width);
-        let host = &mut decoder.host[decoder.n_launched % IN_FLIGHT];
+        let (len, step) = (SlotRecord::len(decoder.width), decoder.n_launched);
+        let marks = decoder.marks.take();
+        let mark = |place| marks.as_ref().map_or(Ok(()), |marks| marks.set(&stream, step, place));
+        mark(0)?;
+        let host = &mut decoder.host[step % IN_FLIGHT];
         update_tables(&stream, updates, &mut decoder.tables, (host, decoder.stride))?;
         let records = &mut host.records.fill()?[..size * len];
         for (idx, record) in records.chunks_exact_mut(len).enumerate() {
@@ -242,12 +331,24 @@ impl<E: Element> GpuModel<E> {
             }
         }
         host.records.send(&stream, 0, decoder.records.slice_mut(..size * len))?;
-        match decoder.graphs.get(&size) {
-            Some(graph) => stream.replay(graph)?,
-            None => self.queue(decoder, size)?,
+        mark(1)?;
+        let mut n_parts = 0;
+        let mut end_part = || {
+            n_parts += 1;
+            mark(1 + n_parts)
+        };
+        if let Some(graphs) = decoder.graphs.get(&size) {
+            graphs.iter().try_for_each(|graph| stream.replay(graph).and_then(|()| end_part()))?;
+        } else {
+            for part in StepPart::all(decoder.width - 1) {
+                self.queue_part(decoder, size, part)?;
+                end_part()?;
+            }
         }
-        let host = &mut decoder.host[decoder.n_launched % IN_FLIGHT];
+        let host = &mut decoder.host[step % IN_FLIGHT];
         host.result.receive(&stream, &decoder.state)?;
+        mark(n_parts + 2)?;
+        decoder.marks = marks;
         decoder.in_flight.push(size);
         decoder.n_launched += 1;
         Ok(())

@@ -10,14 +10,14 @@ use nn_layers::RotaryTable;
 use crate::error::ModelError;
 use crate::layer::Rope;
 use crate::loader::{Element, Loader};
-use crate::sizes::Sizes;
+use crate::sizes::{Sizes, latent};
 
 /// How the keys of a sequence are divided; part of what results are made of.
 const SPLIT_KEYS: usize = 256;
 /// The most parts.
 const SPLITS_MAX: usize = 64;
 /// The most bytes that the scores of indexers take; longer passes are scored in turns.
-const INDEX_SCRATCH_BYTES: usize = 512 << 20;
+pub(crate) const INDEX_SCRATCH_BYTES: usize = 512 << 20;
 
 /// Stream, kernels and scratch.
 pub(crate) struct Device<E> {
@@ -55,6 +55,18 @@ pub struct PassLimits {
     pub num_blocks: usize,
 }
 
+impl PassLimits {
+    /// Rows of the largest pass.
+    pub(crate) fn most_rows(&self) -> usize {
+        self.max_rows.max(self.max_seqs * self.max_window)
+    }
+
+    /// Entries of a block table, a multiple of 4.
+    pub(crate) fn table_stride(&self) -> usize {
+        self.max_len.div_ceil(self.block_size).next_multiple_of(4)
+    }
+}
+
 impl<E: Element> Device<E> {
     pub(crate) fn new(
         gpu: &Gpu,
@@ -64,14 +76,7 @@ impl<E: Element> Device<E> {
     ) -> Result<Self, ModelError> {
         let config: &ModelConfig = loader.config;
         let sizes = Sizes::of(config);
-        let mla = MlaSizes {
-            n_heads: sizes.n_heads,
-            kv_lora_rank: sizes.kv_rank,
-            rope_dim: sizes.rope,
-            scale: config.softmax_scale() as f32,
-        };
-        let splits = Splits { window: limits.max_window, keys: SPLIT_KEYS, most: SPLITS_MAX };
-        let mla = Mla::new(gpu, mla, splits)?;
+        let mla = Mla::new(gpu, mla_sizes(config), splits(limits))?;
         let index_sizes =
             IndexSizes { n_heads: sizes.index_heads, head_dim: sizes.index_dim, topk: sizes.topk };
         let has_indexer = config.dsa.is_some();
@@ -96,6 +101,20 @@ impl<E: Element> Device<E> {
             sizes,
         })
     }
+}
+
+pub(crate) fn mla_sizes(config: &ModelConfig) -> MlaSizes {
+    let mla = latent(config);
+    MlaSizes {
+        n_heads: mla.num_heads,
+        kv_lora_rank: mla.kv_lora_rank,
+        rope_dim: mla.qk_rope_head_dim,
+        scale: config.softmax_scale() as f32,
+    }
+}
+
+pub(crate) fn splits(limits: &PassLimits) -> Splits {
+    Splits { window: limits.max_window, keys: SPLIT_KEYS, most: SPLITS_MAX }
 }
 
 fn rope(loader: &Loader<'_>) -> Result<Rope, ModelError> {

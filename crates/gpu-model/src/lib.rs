@@ -14,6 +14,7 @@ mod device;
 mod error;
 mod layer;
 mod loader;
+mod memory;
 mod model;
 mod parts;
 mod pass;
@@ -22,9 +23,12 @@ mod weights;
 mod workspace;
 
 pub use any::AnyModel;
-pub use decode::{DecodeOptions, SlotResult, TableUpdate};
+pub use decode::{
+    CapturedStep, DecodeOptions, SlotResult, StepGraphs, StepPart, StepTimes, TableUpdate,
+};
 pub use device::PassLimits;
 pub use error::ModelError;
 pub use gpu_kernels::SlotRecord;
 pub use loader::Element;
-pub use model::{DraftPass, GpuModel, HiddenRows, Selected};
+pub use memory::MemoryNeeds;
+pub use model::{DraftPass, GpuModel, HiddenRows, Selected, check_architecture};

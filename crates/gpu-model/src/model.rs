@@ -83,6 +83,18 @@ pub struct DraftPass<'a> {
     pub selection: Option<(&'a [i32], &'a [i32])>,
 }
 
+/// Whether there is a model of this architecture here.
+///
+/// # Errors
+///
+/// [`ModelError::Architecture`] if there is none.
+pub fn check_architecture(config: &ModelConfig) -> Result<(), ModelError> {
+    match config.architecture {
+        Architecture::DeepseekV3 | Architecture::DeepseekV32 | Architecture::GlmMoeDsa => Ok(()),
+        other => Err(ModelError::Architecture(other)),
+    }
+}
+
 impl<E: Element> GpuModel<E> {
     /// Puts the tensors of a checkpoint on the device and allocates workspaces.
     ///
@@ -96,10 +108,7 @@ impl<E: Element> GpuModel<E> {
         tensors: TensorMap,
         (with_mtp, limits): (bool, PassLimits),
     ) -> Result<Self, ModelError> {
-        match config.architecture {
-            Architecture::DeepseekV3 | Architecture::DeepseekV32 | Architecture::GlmMoeDsa => {}
-            other => return Err(ModelError::Architecture(other)),
-        }
+        check_architecture(&config)?;
         let stream = gpu.stream()?;
         let mut loader = Loader { config: &config, gpu, stream: &stream, tensors };
         let device = Device::new(gpu, &stream, &loader, &limits)?;
@@ -377,8 +386,8 @@ impl<E: Element> Work<E> {
             });
             Workspace::new(gpu, sizes, moe, max_rows)
         };
-        let PassLimits { max_rows, max_seqs, max_len, max_window, block_size, .. } = *limits;
-        let most = max_rows.max(max_seqs * max_window);
+        let PassLimits { max_seqs, max_window, .. } = *limits;
+        let most = limits.most_rows();
         let hidden = || gpu.alloc(most * sizes.hidden);
         Ok(Self {
             all: of(most)?,
@@ -387,7 +396,7 @@ impl<E: Element> Work<E> {
             of_target: hidden()?,
             of_draft: hidden()?,
             rows: RowArrays::new(gpu, most, max_seqs)?,
-            tables: gpu.alloc(max_seqs * max_len.div_ceil(block_size).next_multiple_of(4))?,
+            tables: gpu.alloc(max_seqs * limits.table_stride())?,
             chosen_rows: gpu.alloc(most)?,
             logits: gpu.alloc(max_seqs * max_window * sizes.vocab)?,
         })

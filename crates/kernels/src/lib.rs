@@ -1,10 +1,10 @@
 //! Fused CPU kernels over plain slices.
 //!
-//! **Owns** the arithmetic of one layer on the CPU: packed linear layers, normalisation, rotary
-//! embedding, paged attention, latent (dense and sparse) and grouped-query, the selection of keys,
-//! expert routing, experts and the reductions over logits. The instruction set (AVX-512, AVX2 with
-//! FMA, or portable code) is chosen at run time. **Must not know** tensors of any framework,
-//! models, requests or block ownership.
+//! **Owns** the arithmetic of one layer on the CPU: linear layers of packed weights, quantised ones
+//! among them, normalisation, rotary embedding, paged attention, latent (dense and sparse) and
+//! grouped-query, the selection of keys, expert routing, experts and the reductions over logits.
+//! The instruction set (AVX-512, AVX2 with FMA and F16C, or portable code) is chosen at run time.
+//! **Must not know** tensors of any framework, models, requests or block ownership.
 //!
 //! Invariants (numbered in `ARCHITECTURE.md`):
 //! * A row's result does not depend on its batch mates, its position in the batch, the number of

@@ -9,6 +9,8 @@ use spec_decode::SpecDecodeError;
 use tch::TchError;
 use torch_ext::TensorError;
 
+use crate::gpu_runner::MemoryPlan;
+
 /// An error of [`Runner::new`](crate::Runner::new).
 #[derive(Debug)]
 #[non_exhaustive]
@@ -66,6 +68,8 @@ pub enum RunnerError {
     Tensor(TchError),
     /// The model cannot run on the GPU.
     Gpu(ModelError),
+    /// The GPU has no room for what is planned.
+    GpuMemory(Box<MemoryPlan>),
     /// Something that a GPU does not run.
     NotOnGpu {
         /// What, and what to give instead.
@@ -110,6 +114,12 @@ impl fmt::Display for RunnerError {
             Self::SpecDecode(error) => error.fmt(f),
             Self::Tensor(error) => write!(f, "the runner's tensors: {error}"),
             Self::Gpu(error) => error.fmt(f),
+            Self::GpuMemory(plan) => write!(
+                f,
+                "{}; raise gpu_memory_utilization, or lower max_num_seqs, \
+                 max_num_batched_tokens, max_model_len or num_blocks",
+                plan.shortage()
+            ),
             Self::NotOnGpu { reason } => write!(f, "a GPU does not run {reason}"),
         }
     }

@@ -7,27 +7,30 @@ use engine_types::{
     StepOutcome, StepPlan, TokenId, TokenSource,
 };
 use gpu_model::{
-    AnyModel, DecodeOptions, GpuModel, ModelError, PassLimits, SlotRecord, TableUpdate,
+    AnyModel, CapturedStep, DecodeOptions, GpuModel, ModelError, PassLimits, SlotRecord,
+    StepGraphs, TableUpdate,
 };
 use gpu_runtime::Gpu;
 use half::bf16;
 use model_config::ModelConfig;
-use models::{ComputeDtype, IndexCacheDtype};
+use models::ComputeDtype;
 use spec_decode::SyntheticAcceptance;
 use weights::TensorMap;
 
 use crate::error::RunnerError;
 use crate::gpu::GpuSubject;
-use crate::limits::{AttentionChoice, Planned, RunnerOptions, plan_limits};
+use crate::limits::RunnerOptions;
 use crate::runner::{Runner, proposer};
 use crate::subject::Subject;
 
 mod counts;
+mod plan;
+#[cfg(test)]
+mod tests;
 
 use counts::Counts;
-
-/// Rows that a kernel can have.
-const MAX_ROWS: u32 = 65_535;
+use plan::Size;
+pub use plan::{GpuPlan, MemoryPlan};
 
 /// A model on a GPU with its KV caches, behind [`StepExecutor`].
 ///
@@ -52,7 +55,7 @@ pub struct GpuRunner {
 
 #[derive(Clone, Copy)]
 struct Facts {
-    /// The most rows of a decode step.
+    /// The most rows of a decode step; 0 where the device runs none as a whole.
     max_slots: usize,
     topk: u64,
     /// Indexers of the target.
@@ -62,43 +65,15 @@ struct Facts {
 }
 
 impl Facts {
-    fn of(config: &ModelConfig, limits: &ExecutorLimits) -> Self {
+    fn of(config: &ModelConfig, limits: &ExecutorLimits, max_slots: usize) -> Self {
         let drafts = limits.max_num_speculative_tokens;
         let layers = 0..config.num_hidden_layers;
         Self {
-            max_slots: limits.max_num_seqs as usize,
+            max_slots,
             topk: config.dsa.as_ref().map_or(0, |dsa| dsa.index_topk as u64),
             n_indexers: layers.filter(|&idx| config.has_indexer(idx)).count() as u64,
             drafts_have_indexer: drafts > 0 && config.has_indexer(config.num_hidden_layers),
         }
-    }
-}
-
-/// Refuses what runs on the CPU alone.
-fn refuse(options: &RunnerOptions, config: &ModelConfig) -> Result<(), RunnerError> {
-    let reason = if options.num_speculative_tokens > 0 && config.num_mtp_layers > 1 {
-        "drafts of more than one MTP layer; give num_speculative_tokens 0, or device cpu"
-    } else if options.index_cache_dtype != IndexCacheDtype::Auto {
-        "index keys of another dtype than the model's; give index_cache_dtype auto"
-    } else if options.attention != AttentionChoice::Auto {
-        "the reference attention; give attention auto"
-    } else if options.max_num_batched_tokens > MAX_ROWS {
-        "max_num_batched_tokens above 65535"
-    } else {
-        return Ok(());
-    };
-    Err(RunnerError::NotOnGpu { reason })
-}
-
-/// The bounds of passes that keep `limits`; blocks are counted later.
-fn pass_limits(limits: &ExecutorLimits) -> PassLimits {
-    PassLimits {
-        max_rows: limits.max_num_batched_tokens as usize,
-        max_seqs: limits.max_num_seqs as usize,
-        max_len: limits.max_model_len as usize,
-        max_window: limits.max_num_speculative_tokens as usize + 1,
-        block_size: limits.block_size as usize,
-        num_blocks: 0,
     }
 }
 
@@ -114,6 +89,15 @@ fn load(
     })
 }
 
+/// The graphs of steps by their slots.
+fn described(captured: &[CapturedStep]) -> String {
+    let of = |step: &CapturedStep| {
+        let CapturedStep { n_slots, n_launches, n_bytes } = *step;
+        format!("{n_slots}: {n_launches} launches, {}", Size(n_bytes as u64))
+    };
+    captured.iter().map(of).collect::<Vec<_>>().join("; ")
+}
+
 struct Launched {
     plan: StepPlan,
     run: Run,
@@ -121,6 +105,9 @@ struct Launched {
 
 enum Run {
     OnDevice,
+    /// Runs when it is collected, or before the next step that runs on the device: what is in
+    /// flight before it is delivered first.
+    Waiting,
     Done(Box<Result<StepOutcome, ExecutorError>>),
 }
 
@@ -132,63 +119,67 @@ enum Last {
 }
 
 impl GpuRunner {
-    /// Puts a model on the device and plans its memory: the KV pool takes what weights and
-    /// workspaces leave of [`RunnerOptions::gpu_memory_utilization`].
+    /// Puts a model on the device, as `plan` says.
     ///
     /// # Errors
     ///
     /// [`RunnerError`] as of [`Runner::new`], or if the device fails or has no room.
     pub fn new(
         gpu: &Gpu,
-        config: ModelConfig,
+        config: &ModelConfig,
         tensors: TensorMap,
-        dtype: ComputeDtype,
+        plan: &GpuPlan,
         options: &RunnerOptions,
     ) -> Result<Self, RunnerError> {
-        let drafts = options.num_speculative_tokens as usize;
-        let num_mtp_layers = if drafts > 0 { config.num_mtp_layers } else { 0 };
-        let plan = |options: &RunnerOptions| {
-            let planned = Planned { config: &config, num_mtp_layers, kind: dtype.kind() };
-            plan_limits(options, planned)
-        };
-        // Checks the options before anything is loaded.
-        refuse(options, &config)?;
-        let with = (drafts > 0, pass_limits(&plan(options)?));
-        let of = (config.clone(), tensors, with);
-        let mut model = load(gpu, of, dtype)?;
-        let total = gpu.info().total_bytes;
-        let spared = (total as f64 * (1.0 - options.gpu_memory_utilization)) as u64;
-        let free = gpu.memory().map_err(ModelError::from)?.free as u64;
-        let kv_cache_bytes = free.saturating_sub(spared);
-        let limits = plan(&RunnerOptions { kv_cache_bytes, ..options.clone() })?;
+        let (limits, drafts) = (plan.limits, options.num_speculative_tokens as usize);
+        let free = || gpu.memory().map(|memory| memory.free as u64).map_err(ModelError::from);
+        let before = free()?;
+        let of = (config.clone(), tensors, (drafts > 0, plan.pass_limits()));
+        let mut model = load(gpu, of, plan.dtype)?;
+        let loaded = before.saturating_sub(free()?);
         model.allocate_caches(limits.num_blocks as usize).map_err(ModelError::from)?;
-        let proposer = proposer(&config, (num_mtp_layers, model.can_share_selection()), options)?;
+        let facts = (plan.num_mtp_layers, model.can_share_selection());
+        let proposer = proposer(config, facts, options)?;
         let index_share = proposer.shares_index();
-        let graphs = model.prepare_decode(DecodeOptions {
-            num_speculative_tokens: drafts,
-            index_share,
-            sizes: sizes(limits.max_num_seqs as usize),
-            graphs: options.gpu_graphs,
-            is_forced: options.synthetic_acceptance.is_some(),
-        });
+        let captured = match &plan.sizes[..] {
+            [] => vec![],
+            sizes => model
+                .prepare_decode(DecodeOptions {
+                    num_speculative_tokens: drafts,
+                    index_share,
+                    sizes: sizes.to_vec(),
+                    graphs: if options.gpu_graphs { StepGraphs::Whole } else { StepGraphs::None },
+                    is_forced: options.synthetic_acceptance.is_some(),
+                })
+                .map_err(ModelError::from)?,
+        };
         tracing::info!(
             device = gpu.info().name,
             num_blocks = limits.num_blocks,
-            free_bytes = gpu.memory().map_err(ModelError::from)?.free,
-            graphs = ?graphs.map_err(ModelError::from)?,
-            "runner ready on the GPU; graphs are (slots, launches)"
+            weights_and_workspace = %Size(loaded),
+            of_plan = %Size(plan.memory.weights + plan.memory.workspace),
+            free = %Size(free()?),
+            graphs = described(&captured),
+            "runner ready on the GPU"
         );
         let subject = Subject::Gpu(GpuSubject::new(model));
-        Ok(Self {
-            runner: Runner::of(subject, limits, proposer, options),
+        let runner = Runner::of(subject, limits, proposer, options);
+        let max_slots = plan.sizes.last().copied().unwrap_or(0);
+        let facts = Facts::of(config, &limits, max_slots);
+        Ok(Self::of(runner, facts, options.synthetic_acceptance.clone()))
+    }
+
+    fn of(runner: Runner, facts: Facts, synthetic: Option<SyntheticAcceptance>) -> Self {
+        Self {
+            index_share: runner.shares_index(),
+            runner,
             steps: VecDeque::new(),
             last: Last::None,
             previous: None,
             changed: BTreeSet::new(),
-            synthetic: options.synthetic_acceptance.clone(),
-            index_share,
-            facts: Facts::of(&config, &limits),
-        })
+            synthetic,
+            facts,
+        }
     }
 
     /// Whether draft steps after the first reuse its selection of keys.
@@ -265,23 +256,36 @@ impl GpuRunner {
         run(subject.model.borrow_mut().as_mut())
     }
 
-    /// Waits for the steps in flight, whose outcomes are kept until they are collected.
+    /// Ends the steps in flight, whose outcomes are kept until they are collected.
     fn settle(&mut self) {
         for idx in 0..self.steps.len() {
-            if matches!(self.steps[idx].run, Run::OnDevice) {
-                let plan = std::mem::take(&mut self.steps[idx].plan);
-                let outcome = self.read(&plan, self.outcome_before(idx));
-                self.steps[idx] = Launched { plan, run: Run::Done(Box::new(outcome)) };
+            let Launched { plan, run } = &mut self.steps[idx];
+            if matches!(run, Run::Done(_)) {
+                continue;
             }
+            let plan = std::mem::take(plan);
+            let run = std::mem::replace(run, Run::Waiting);
+            let before = match idx.checked_sub(1).map(|before| &self.steps[before].run) {
+                None => self.previous.clone(),
+                Some(Run::Done(outcome)) => outcome.as_ref().as_ref().ok().cloned(),
+                Some(_) => unreachable!("steps end in their order"),
+            };
+            let outcome = self.end(&plan, run, before.as_ref());
+            self.steps[idx] = Launched { plan, run: Run::Done(Box::new(outcome)) };
         }
     }
 
-    /// The outcome of the step before step `idx` of those in flight, if it did not fail.
-    fn outcome_before(&self, idx: usize) -> Option<&StepOutcome> {
-        match idx.checked_sub(1).map(|before| &self.steps[before].run) {
-            None => self.previous.as_ref(),
-            Some(Run::Done(outcome)) => outcome.as_ref().as_ref().ok(),
-            Some(Run::OnDevice) => unreachable!("steps are read in their order"),
+    /// The outcome of a step, behind the one before it if that did not fail.
+    fn end(
+        &mut self,
+        plan: &StepPlan,
+        run: Run,
+        before: Option<&StepOutcome>,
+    ) -> Result<StepOutcome, ExecutorError> {
+        match run {
+            Run::OnDevice => self.read(plan, before),
+            Run::Waiting => self.run_on_host(plan, before),
+            Run::Done(outcome) => *outcome,
         }
     }
 
@@ -331,10 +335,14 @@ impl GpuRunner {
     }
 
     /// Runs a step that the host has a part in.
-    fn run_on_host(&mut self, plan: &StepPlan) -> Result<StepOutcome, ExecutorError> {
-        self.settle();
+    fn run_on_host(
+        &mut self,
+        plan: &StepPlan,
+        before: Option<&StepOutcome>,
+    ) -> Result<StepOutcome, ExecutorError> {
+        self.changed.extend(plan.table_updates().map(|update| update.slot));
         let mut resolved = StepPlan::default();
-        resolved.resolve(plan, self.outcome_before(self.steps.len()));
+        resolved.resolve(plan, before);
         let mut outcome = self.run_resolved(&resolved)?;
         if resolved.rows().len() < plan.rows().len() {
             let ran = |id| resolved.rows().iter().any(|row| row.request_id == id);
@@ -367,7 +375,7 @@ impl GpuRunner {
         windows.keep_rows(plan, |row| is_window(plan, row));
         let mut outcome = StepOutcome::default();
         let is_mixed = (1..plan.rows().len()).contains(&windows.rows().len());
-        if !is_mixed || !plan.copies().is_empty() {
+        if !is_mixed || self.facts.max_slots == 0 || !plan.copies().is_empty() {
             self.run_by_passes(plan, &mut outcome)?;
             return Ok(outcome);
         }
@@ -418,12 +426,6 @@ fn continued(row: &PlanRow, before: Option<&StepOutcome>) -> Continued {
     }
 }
 
-/// The numbers of slots that steps are captured for: powers of two, and the most.
-fn sizes(most: usize) -> Vec<usize> {
-    let powers = (0..).map(|power| 1 << power).take_while(|&size| size < most);
-    powers.chain([most]).collect()
-}
-
 impl StepExecutor for GpuRunner {
     fn limits(&self) -> ExecutorLimits {
         self.runner.limits()
@@ -431,13 +433,17 @@ impl StepExecutor for GpuRunner {
 
     fn launch(&mut self, plan: &StepPlan) {
         assert!(self.steps.len() < MAX_STEPS_IN_FLIGHT, "too many steps in flight");
-        self.changed.extend(plan.table_updates().map(|update| update.slot));
         let mut plan = plan.clone();
         let mut is_decode = self.is_decode(&plan);
         if is_decode && self.last != Last::OnDevice {
             // The device does not know the tokens of the step before.
+            self.settle();
+            let before = match self.steps.back().map(|step| &step.run) {
+                Some(Run::Done(outcome)) => outcome.as_ref().as_ref().ok(),
+                _ => self.previous.as_ref(),
+            };
             let mut resolved = StepPlan::default();
-            resolved.resolve(&plan, self.outcome_before(self.steps.len()));
+            resolved.resolve(&plan, before);
             // Slots are rows: a step that lost one is not for the device.
             is_decode = resolved.rows().len() == plan.rows().len();
             if is_decode {
@@ -445,6 +451,7 @@ impl StepExecutor for GpuRunner {
             }
         }
         let run = if is_decode {
+            self.changed.extend(plan.table_updates().map(|update| update.slot));
             self.runner.tables.update(&plan);
             self.last = Last::OnDevice;
             let forced = self.forced(&plan, |_| true);
@@ -452,24 +459,17 @@ impl StepExecutor for GpuRunner {
             launched.map_or_else(|error| Run::Done(Box::new(Err(error))), |()| Run::OnDevice)
         } else {
             self.last = Last::Host;
-            Run::Done(Box::new(self.run_on_host(&plan)))
+            Run::Waiting
         };
         self.steps.push_back(Launched { plan, run });
     }
 
     fn collect(&mut self, outcome: &mut StepOutcome) -> Result<(), ExecutorError> {
         let Launched { plan, run } = self.steps.pop_front().expect("a step was launched");
-        let read = match run {
-            Run::OnDevice => self.read(&plan, self.previous.as_ref()),
-            Run::Done(outcome) => *outcome,
-        };
-        let result = read.map(|read| {
-            outcome.clone_from(&read);
-            self.previous = Some(read);
-        });
-        if result.is_err() {
-            self.previous = None;
-        }
-        result
+        let before = self.previous.take();
+        self.end(&plan, run, before.as_ref()).map(|ended| {
+            outcome.clone_from(&ended);
+            self.previous = Some(ended);
+        })
     }
 }

@@ -53,7 +53,7 @@ mod verify;
 mod tests;
 
 pub use error::RunnerError;
-pub use gpu_runner::GpuRunner;
+pub use gpu_runner::{GpuPlan, GpuRunner, MemoryPlan};
 pub use limits::{AttentionChoice, DraftSampling, RunnerOptions};
 pub use models::{IndexCacheDtype, KvInit};
 pub use runner::Runner;

@@ -7,8 +7,10 @@ use anyhow::{Context, Result, anyhow, ensure};
 use engine::{Engine, EngineConfig, EngineHandle, EngineThread};
 use engine_types::{OutputMode, StepExecutor};
 use gpu_runtime::{DeviceChoice, Gpu};
-use model_config::{ConfigSummary, ModelConfig, RawConfig, StoredDtype};
-use model_runner::{DraftSampling, GpuRunner, IndexCacheDtype, Runner, RunnerError, RunnerOptions};
+use model_config::{ConfigSummary, ModelConfig, RawConfig, StoredDtype, TensorSpec};
+use model_runner::{
+    DraftSampling, GpuPlan, GpuRunner, IndexCacheDtype, Runner, RunnerError, RunnerOptions,
+};
 use models::{ComputeDtype, LoadError, LoadOptions};
 use scheduler::{DraftPolicy, SchedulerConfig, SchedulingPolicy};
 use settings::{
@@ -17,7 +19,7 @@ use settings::{
 };
 use spec_decode::{IndexShare, SyntheticAcceptance};
 use tokenization::Tokenizer;
-use weights::{LoadFormat, WeightsError};
+use weights::{Checkpoint, LoadFormat, WeightsError};
 
 /// Steps of waiting that make up for one level of priority where no flag says it.
 const PRIORITY_AGING_STEPS: u32 = 1000;
@@ -186,10 +188,32 @@ fn load_gpu_runner(
     options: &RunnerOptions,
 ) -> Result<GpuRunner> {
     let (config, drafting) = (ModelConfig::load(dir)?, options.num_speculative_tokens > 0);
+    let specs = expected_tensors(dir, &config, format, drafting);
+    let specs = specs.map_err(|error| no_weights(error.into()))?;
+    let plan = GpuPlan::new(gpu.memory()?, &config, &specs, dtype, options).map_err(refused)?;
+    tracing::info!("memory of the GPU:{}", plan.memory);
     let target = (tch::Device::Cpu, dtype.kind());
     let tensors = weights::load(dir, &config, load_format(format), drafting, target);
     let tensors = tensors.map_err(|error| no_weights(error.into()))?;
-    GpuRunner::new(gpu, config, tensors, dtype, options).map_err(refused)
+    GpuRunner::new(gpu, &config, tensors, &plan, options).map_err(refused)
+}
+
+/// The tensors that are loaded: those that the model needs, and the optional ones that are there.
+fn expected_tensors(
+    dir: &Path,
+    config: &ModelConfig,
+    format: LoadFormatArg,
+    drafting: bool,
+) -> Result<Vec<TensorSpec>, WeightsError> {
+    let checkpoint = match format {
+        LoadFormatArg::Auto => Some(Checkpoint::open(dir)?),
+        LoadFormatArg::Dummy => None,
+    };
+    let is_there = |name: &str| checkpoint.as_ref().is_some_and(|c| c.tensor_info(name).is_some());
+    let mut specs = config.target_tensors();
+    specs.extend(drafting.then(|| config.all_mtp_tensors()).into_iter().flatten());
+    specs.retain(|spec| !spec.is_optional || is_there(&spec.name));
+    Ok(specs)
 }
 
 fn load_format(format: LoadFormatArg) -> LoadFormat {
@@ -222,6 +246,11 @@ fn refused(error: RunnerError) -> anyhow::Error {
         RunnerError::DraftSampling { reason } => {
             anyhow!("--draft-sampling sampled: {reason}; give --draft-sampling greedy")
         }
+        RunnerError::GpuMemory(plan) => anyhow!(
+            "{}; raise --gpu-memory-utilization, or lower --max-num-seqs, \
+             --max-num-batched-tokens, --max-model-len or --num-blocks",
+            plan.shortage()
+        ),
         error => error.into(),
     }
 }

@@ -13,9 +13,7 @@ use crate::checkpoint::TensorInfo;
 use crate::error::WeightsError;
 use crate::open::Survey;
 use crate::parameters::{ParameterCounts, is_companion, mtp_layer, weight_name};
-
-/// Columns of a row that share a scale in the microscaling formats.
-const MX_GROUP: usize = 32;
+use crate::storage::{MX_GROUP, SCALES};
 
 /// What a description is made from, beside the config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,9 +256,7 @@ impl<'a> Tensors<'a> {
         }
         let Some(spec) = spec.filter(|_| !is_companion(name)) else { return Vec::new() };
         let is_quantized = match self.survey {
-            Some(_) => {
-                COMPANION_OF.iter().any(|ending| self.has(&format!("{}{ending}", spec.name)))
-            }
+            Some(_) => SCALES.iter().any(|ending| self.has(&format!("{}{ending}", spec.name))),
             // Tools quantise the projections of layers, and no other matrix.
             None => spec.name.ends_with("_proj.weight") && !spec.name.ends_with("eh_proj.weight"),
         };
@@ -278,9 +274,6 @@ impl<'a> Tensors<'a> {
         bytes.into_iter().map(|(dtype, n_bytes)| (dtype.to_owned(), n_bytes)).collect()
     }
 }
-
-/// What is beside a quantised weight.
-const COMPANION_OF: [&str; 2] = ["_scale", "_scale_inv"];
 
 /// Bytes of a weight `[n_out, n_in]` and of its scales.
 fn quantized_bytes(spec: &TensorSpec, format: WeightFormat) -> Vec<(&'static str, u64)> {

@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Misplaced, WeightsError};
 use crate::shard::Shard;
+use crate::storage::PACKED;
 
 /// What is there of a checkpoint.
 pub(crate) struct Survey {
@@ -41,7 +42,7 @@ impl Survey {
     /// Whether the index names a tensor, as it is or packed.
     pub(crate) fn is_named(&self, name: &str) -> bool {
         let Some(Index { weight_map }) = &self.index else { return false };
-        weight_map.contains_key(name) || weight_map.contains_key(&format!("{name}_packed"))
+        weight_map.contains_key(name) || weight_map.contains_key(&format!("{name}{PACKED}"))
     }
 
     /// Fails only where there is nothing to start from: neither a usable index nor a single file.
@@ -71,7 +72,7 @@ impl Survey {
         if !absent.is_empty() {
             faults.insert(0, WeightsError::ShardsAbsent { index: file.to_path_buf(), absent });
         }
-        let (shard_of, misplaced) = place(&index, dir, &shards);
+        let (shard_of, misplaced) = place(&index, &shards);
         if !misplaced.is_empty() {
             faults.push(WeightsError::NotInShard { index: file.to_path_buf(), misplaced });
         }
@@ -95,22 +96,13 @@ fn open_all(files: Vec<PathBuf>) -> (Vec<Arc<Shard>>, Vec<WeightsError>) {
 
 /// The open shard of each tensor, and the tensors that are not in the open shard where the index
 /// puts them.
-fn place(
-    index: &Index,
-    dir: &Path,
-    shards: &[Arc<Shard>],
-) -> (BTreeMap<String, usize>, Vec<Misplaced>) {
-    let files = shards.iter().zip(0..).map(|(shard, shard_idx)| (shard.file.as_path(), shard_idx));
-    let idx_of: BTreeMap<&Path, usize> = files.collect();
-    // A path for each shard, not for each tensor.
-    let names: BTreeSet<&String> = index.weight_map.values().collect();
-    let idx_of: BTreeMap<&String, usize> = names
-        .into_iter()
-        .filter_map(|name| Some((name, *idx_of.get(dir.join(name).as_path())?)))
-        .collect();
+fn place(index: &Index, shards: &[Arc<Shard>]) -> (BTreeMap<String, usize>, Vec<Misplaced>) {
+    // The names are plain, so that each is the end of its shard's path.
+    let names = shards.iter().filter_map(|shard| shard.file.file_name()?.to_str());
+    let idx_of: BTreeMap<&str, usize> = names.zip(0..).collect();
     let (mut shard_of, mut misplaced) = (BTreeMap::new(), Vec::new());
     for (name, file) in &index.weight_map {
-        let Some(&shard_idx) = idx_of.get(file) else { continue };
+        let Some(&shard_idx) = idx_of.get(file.as_str()) else { continue };
         if shards[shard_idx].entries.contains_key(name) {
             shard_of.insert(name.clone(), shard_idx);
             continue;

@@ -1,5 +1,7 @@
 //! Parameters, counted by part.
 
+use crate::storage::PACKED;
+
 /// Parameters by the part of the model that they belong to. Of a quantised checkpoint these are the
 /// values that it stands for: packed ones count each, and scales not at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,7 +83,7 @@ pub(crate) fn is_companion(name: &str) -> bool {
 
 /// The name of the weight that a stored tensor holds, which packed ones extend.
 pub(crate) fn weight_name(name: &str) -> &str {
-    name.strip_suffix("_packed").unwrap_or(name)
+    name.strip_suffix(PACKED).unwrap_or(name)
 }
 
 /// The layer of an MTP tensor; `None` for a tensor of the target.

@@ -10,11 +10,11 @@ use crate::checkpoint::{Checkpoint, TensorInfo};
 use crate::convert::kind_of;
 
 /// Columns that share an exponent in the microscaling formats.
-const MX_GROUP: usize = 32;
+pub(crate) const MX_GROUP: usize = 32;
 /// What follows the name of a tensor in that of its scale.
-const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
+pub(crate) const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
 /// What compressed-tensors adds to the name of a tensor whose values are packed.
-const PACKED: &str = "_packed";
+pub(crate) const PACKED: &str = "_packed";
 
 /// How a tensor of the checkpoint is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]

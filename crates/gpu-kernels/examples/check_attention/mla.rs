@@ -11,6 +11,7 @@ use crate::batch::{Batch, Elem, Seq, Uploaded, normal, parallel, poisoned, ragge
 /// Few keys a part and few parts, so that contexts here have one part, several, and longer ones.
 const SPLITS: Splits = Splits { window: 9, keys: 256, most: 8 };
 
+#[derive(Clone)]
 struct Case<E> {
     sizes: MlaSizes,
     batch: Batch,
@@ -21,7 +22,12 @@ struct Case<E> {
     selection: Option<(usize, Vec<Vec<i32>>)>,
 }
 
-pub(crate) fn check<E: Elem>(stream: &Stream, sizes: MlaSizes, topk: usize) -> Result<()> {
+pub(crate) fn check<E: Elem>(
+    stream: &Stream,
+    sizes: MlaSizes,
+    topk: usize,
+    is_quick: bool,
+) -> Result<()> {
     let mla = Mla::<E>::new(stream.gpu(), sizes, SPLITS)?;
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let prefill = [
@@ -31,7 +37,8 @@ pub(crate) fn check<E: Elem>(stream: &Stream, sizes: MlaSizes, topk: usize) -> R
         Seq { n_computed: 500, n_query: 32_768 / sizes.n_heads.max(16), n_padding: 0 },
         Seq { n_computed: 1500, n_query: 33, n_padding: 2 },
     ];
-    for (name, seqs) in [("windows", ragged(&mut rng, 12, 5000)), ("prefill", prefill.to_vec())] {
+    let batches = [("windows", ragged(&mut rng, 12, 5000)), ("prefill", prefill.to_vec())];
+    for (name, seqs) in batches.into_iter().take(if is_quick { 1 } else { 2 }) {
         for is_selected in [false, true] {
             let case = Case::<E>::new(&mut rng, sizes, &seqs, is_selected.then_some(topk));
             let first = case.run(&mla, stream, &case.batch, 0)?;
@@ -47,6 +54,10 @@ pub(crate) fn check<E: Elem>(stream: &Stream, sizes: MlaSizes, topk: usize) -> R
                 E::TOLERANCE
             );
             ensure!(error < E::TOLERANCE, "the error is too large");
+            if name == "windows" && !is_selected {
+                case.check_absent_block(&mla, stream)?;
+                case.check_later_nan(&mla, stream, &first)?;
+            }
         }
     }
     check_all_selected::<E>(&mut rng, stream, &mla, topk)
@@ -178,6 +189,49 @@ impl<E: Elem> Case<E> {
             let same = alone == all[rows.start * width..rows.end * width];
             ensure!(same, "sequence {seq} alone differs from itself in the batch");
         }
+        Ok(())
+    }
+
+    /// A latent that is no number reaches its own row, and none before it.
+    fn check_later_nan(mut self, mla: &Mla<E>, stream: &Stream, clean: &[E]) -> Result<()> {
+        let (sizes, batch) = (self.sizes, &self.batch);
+        let width = sizes.kv_lora_rank + sizes.rope_dim;
+        let mut ends = Vec::new();
+        for (at, seq) in batch.seqs.iter().enumerate().filter(|(_, seq)| seq.n_query > 1) {
+            let slot = batch.slot(at, seq.n_computed + seq.n_query - 1);
+            self.cache[slot * width + sizes.kv_lora_rank / 2] = E::of(f32::NAN);
+            ends.push(batch.row_start[at] as usize + seq.n_query - 1);
+        }
+        ensure!(!ends.is_empty(), "no sequence has two rows");
+        let out = self.run(mla, stream, &self.batch, 0)?;
+        let n = sizes.n_heads * sizes.kv_lora_rank;
+        for (row, (got, clean)) in out.chunks_exact(n).zip(clean.chunks_exact(n)).enumerate() {
+            let holds = match ends.contains(&row) {
+                true => got.iter().all(|x| x.f32().is_nan()),
+                false => got == clean,
+            };
+            ensure!(holds, "row {row}: a NaN of a later row came to it, or its own did not");
+        }
+        Ok(())
+    }
+
+    /// A block that a table lacks is one of zeros.
+    fn check_absent_block(&self, mla: &Mla<E>, stream: &Stream) -> Result<()> {
+        let mut lacking = self.batch.clone();
+        let mut zeroed = self.clone();
+        let n = self.batch.block_size * (self.sizes.kv_lora_rank + self.sizes.rope_dim);
+        for (at, seq) in self.batch.seqs.iter().enumerate() {
+            if seq.n_computed < 2 * self.batch.block_size {
+                continue;
+            }
+            let entry = &mut lacking.tables[at * self.batch.stride + 1];
+            zeroed.cache[*entry as usize * n..][..n].fill(E::of(0.0));
+            *entry = -1;
+        }
+        ensure!(lacking.tables != self.batch.tables, "no sequence has two blocks");
+        let same =
+            self.run(mla, stream, &lacking, 0)? == zeroed.run(mla, stream, &self.batch, 0)?;
+        ensure!(same, "a block that a table lacks is not zeros");
         Ok(())
     }
 

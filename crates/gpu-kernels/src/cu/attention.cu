@@ -102,8 +102,11 @@ DEVICE void mla_tile(const Mla& a) {
         copy16_async(q_s + m * STRIDE + c, m < t.n ? src : a.q_pe, m < t.n);
     }
     __syncthreads();
-    int most = -1;
-    for (int m = 0; m < M; m++) most = max(most, visible_s[m]);
+    int most = -1, least = 0x7fffffff;
+    for (int m = 0; m < M; m++) {
+        most = max(most, visible_s[m]);
+        if (visible_s[m] >= 0) least = min(least, visible_s[m]);
+    }
     if (most < 0) {
         copy_wait<0>();
         return;
@@ -171,6 +174,18 @@ DEVICE void mla_tile(const Mla& a) {
             *(float2*)(dst + 8 * P_STRIDE) = make_float2(s[n][2], s[n][3]);
         }
         __syncthreads();
+        // A probability of zero does not undo a latent that is no number, so that a row would get
+        // it from a key behind it. The rows that do see such a key have it from their scores.
+        if (min(begin + (tile + 1) * KEYS, end) > least) {
+            for (int at = tid; at < KEYS * (KV_LORA / 2); at += THREADS) {
+                const int key = at / (KV_LORA / 2), c = at % (KV_LORA / 2) * 2;
+                elem_t* pair = k_s + (tile % STAGES * KEYS + key) * STRIDE + c;
+                unsigned bits = *(unsigned*)pair;
+                if ((bits & 0x7f80u) == 0x7f80u) bits &= 0xffff0000u;
+                if ((bits & 0x7f800000u) == 0x7f800000u) bits &= 0xffffu;
+                *(unsigned*)pair = bits;
+            }
+        }
 
         // Four threads a row, whatever the tile: the order of sums must not depend on it.
         float factor = 1;
@@ -319,10 +334,10 @@ KERNEL(128) mla_plain(MLA_PARAMS) {
         const int n = min(TILE, n_keys - begin);
         for (int key = tid / WARP; key < n; key += THREADS / WARP) {
             int pos = counts ? indices[(long long)row * topk + begin + key] : begin + key;
-            const long long slot = max(slot_of(blocks, seq, pos), 0LL);
+            const long long slot = slot_of(blocks, seq, pos);
             const elem_t* k = cache + slot * WIDTH;
             float sum = 0;
-            for (int c = tid % WARP; c < WIDTH; c += WARP) {
+            for (int c = tid % WARP; slot >= 0 && c < WIDTH; c += WARP) {
                 sum += to_f32(c < KV_LORA ? q[c] : pe[c - KV_LORA]) * to_f32(k[c]);
             }
             sum = warp_sum(sum);
@@ -344,7 +359,9 @@ KERNEL(128) mla_plain(MLA_PARAMS) {
 #pragma unroll
             for (int i = 0; i < COLUMNS; i++) {
                 int c = tid + i * THREADS;
-                if (c < KV_LORA) acc[i] += p * to_f32(cache[slots[key] * WIDTH + c]);
+                if (c < KV_LORA && slots[key] >= 0) {
+                    acc[i] += p * to_f32(cache[slots[key] * WIDTH + c]);
+                }
             }
         }
         __syncthreads();

@@ -147,9 +147,10 @@ extern "C" __global__ void __launch_bounds__(128) index_scores_plain(SCORE_PARAM
         for (int i = 0; i < 8; i++) {
             const int key = key0 + i * 128 + threadIdx.x;
             if (key >= visible) continue;
-            const elem_t* k = cache + max(slot_of(blocks, seq, key), 0LL) * INDEX_DIM;
+            const long long slot = slot_of(blocks, seq, key);
+            const elem_t* k = cache + slot * INDEX_DIM;
             float dot = 0;
-            for (int c = 0; c < INDEX_DIM; c += 8) {
+            for (int c = 0; slot >= 0 && c < INDEX_DIM; c += 8) {
                 float x[8];
                 load8(k + c, x);
 #pragma unroll

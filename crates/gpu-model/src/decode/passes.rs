@@ -7,6 +7,7 @@ use gpu_runtime::{Buffer, GpuError, View};
 
 use super::Decoder;
 use super::state::State;
+use super::timing::StepPart;
 use crate::device::PassLimits;
 use crate::layer::Keys;
 use crate::loader::Element;
@@ -17,11 +18,28 @@ use crate::pass::Tables;
 impl<E: Element> GpuModel<E> {
     /// All launches of a step over `n_slots` slots.
     pub(super) fn queue(&mut self, decoder: &mut Decoder, n_slots: usize) -> Result<(), GpuError> {
-        self.begin_step(decoder, n_slots)?;
-        self.verify_step(decoder, n_slots)?;
-        if decoder.width > 1 {
-            self.draft_step(decoder, n_slots)?;
+        let mut parts = StepPart::all(decoder.width - 1).into_iter();
+        parts.try_for_each(|part| self.queue_part(decoder, n_slots, part))
+    }
+
+    /// The launches of a part of it.
+    pub(super) fn queue_part(
+        &mut self,
+        decoder: &mut Decoder,
+        n_slots: usize,
+        part: StepPart,
+    ) -> Result<(), GpuError> {
+        match part {
+            StepPart::Begin => self.begin_step(decoder, n_slots),
+            StepPart::Verify => self.verify_step(decoder, n_slots),
+            StepPart::Sample => self.sample_step(decoder, n_slots),
+            StepPart::Draft(step) => self.draft_step(decoder, n_slots, step),
+            StepPart::Advance => self.advance_step(decoder, n_slots),
         }
+    }
+
+    /// Where the slots are behind the step.
+    fn advance_step(&self, decoder: &mut Decoder, n_slots: usize) -> Result<(), GpuError> {
         let width = decoder.width;
         let state = State::of(decoder.state.view_mut(), (decoder.n_most, n_slots), width);
         let slots = &decoder.slots;
@@ -70,7 +88,7 @@ impl<E: Element> GpuModel<E> {
         device.kernels.gather_rows(table_of, decoder.tables.view(), stride, tables)
     }
 
-    /// The target's pass over all windows, and what it accepts.
+    /// The target's pass over all windows, up to its logits.
     fn verify_step(&mut self, decoder: &mut Decoder, n_slots: usize) -> Result<(), GpuError> {
         let Decoder { width, n_most, stride, .. } = *decoder;
         let (device, stream) = (&self.device, &self.device.stream);
@@ -94,9 +112,17 @@ impl<E: Element> GpuModel<E> {
         stream.copy(work.all.x.slice(..hidden), work.hidden.slice_mut(..hidden))?;
         let head = self.head.as_ref().unwrap_or(&self.table);
         let x = (work.hidden.view(), device.sizes.hidden);
-        device.linear(n_rows, x, head, work.logits.view_mut())?;
+        device.linear(n_rows, x, head, work.logits.view_mut())
+    }
+
+    /// What the target accepts of each window.
+    fn sample_step(&mut self, decoder: &mut Decoder, n_slots: usize) -> Result<(), GpuError> {
+        let Decoder { width, n_most, .. } = *decoder;
+        let (device, stream) = (&self.device, &self.device.stream);
+        let state = State::of(decoder.state.view_mut(), (n_most, n_slots), width);
+        let (buffers, n_rows) = (&mut decoder.slots, n_slots * width);
         let choices = buffers.choices.slice_mut(..n_rows);
-        let logits = work.logits.slice(..n_rows * device.sizes.vocab);
+        let logits = self.work.logits.slice(..n_rows * device.sizes.vocab);
         let seqs = Some(buffers.window.seq.slice(..n_rows));
         device.sampling.argmax(stream, logits, seqs, buffers.argmax.view_mut(), choices)?;
         let forced = buffers.forced.slice(..n_slots);
@@ -111,8 +137,13 @@ impl<E: Element> GpuModel<E> {
         device.sampling.verify(stream, &windows, runs)
     }
 
-    /// The drafts of the next step.
-    fn draft_step(&mut self, decoder: &mut Decoder, n_slots: usize) -> Result<(), GpuError> {
+    /// Draft `step` of the next step.
+    fn draft_step(
+        &mut self,
+        decoder: &mut Decoder,
+        n_slots: usize,
+        step: usize,
+    ) -> Result<(), GpuError> {
         let Decoder { width, n_most, stride, .. } = *decoder;
         let (device, stream) = (&self.device, &self.device.stream);
         let mut state = State::of(decoder.state.view_mut(), (n_most, n_slots), width);
@@ -125,51 +156,52 @@ impl<E: Element> GpuModel<E> {
         let head = self.mtp[0].head.as_ref().or(self.head.as_ref()).unwrap_or(&self.table);
         let cache = &mut self.caches[self.config.num_hidden_layers];
         let work = &mut self.work;
+        let slots = slots(&state, (&buffers.limit, table_blocks), &self.limits, (n_slots, width));
+        let emitted = Emitted {
+            tokens: state.emitted.as_view(),
+            n_emitted: state.n_emitted.as_view(),
+            drafts: state.drafts.as_view(),
+        };
         let first_keys = drafter.keys(false);
-        let limit = &buffers.limit;
-        for step in 0..width - 1 {
-            let slots = slots(&state, (limit, table_blocks), &self.limits, (n_slots, width));
-            let emitted = Emitted {
-                tokens: state.emitted.as_view(),
-                n_emitted: state.n_emitted.as_view(),
-                drafts: state.drafts.as_view(),
-            };
-            let is_shared = decoder.options.index_share && first_keys == Keys::Choose;
-            let keys = if step > 0 && is_shared { Keys::Selected } else { first_keys };
-            if step == 0 {
-                let rows = buffers.window.first_mut((n_rows, n_slots));
-                let wanted = buffers.n_wanted.slice(..n_slots);
-                let n_propose = buffers.n_propose.slice_mut(..n_slots);
-                device.step.draft(stream, (&slots, 0), &emitted, rows, (wanted, n_propose))?;
-                let pass = buffers.window.pass((n_rows, n_slots), tables, (max_len, width));
-                drafter.begin(device, &pass, work.hidden.view(), (cache, keys), &mut work.all)?;
-            }
-            let behind = step.checked_sub(1);
-            let n_propose = buffers.n_propose.slice(..n_slots);
-            let rows = buffers.single.first_mut((n_slots, n_slots));
-            device.step.single(stream, (&slots, step, behind), &emitted, n_propose, rows)?;
-            let pass = buffers.single.pass((n_slots, n_slots), tables, (max_len, 1));
-            if step == 0 {
-                let rows = buffers.last_row.slice(..n_slots);
-                drafter.narrow(device, rows, &work.all, &mut work.single)?;
-            } else {
-                let n = n_slots * hidden;
-                stream.copy(work.single.x.slice(..n), work.hidden.slice_mut(..n))?;
-                let at = (&mut *cache, keys);
-                drafter.begin(device, &pass, work.hidden.view(), at, &mut work.single)?;
-            }
-            drafter.end(device, &pass, (cache, keys), &mut work.single)?;
-            let x = (work.single.x.view(), hidden);
-            device.linear(n_slots, x, head, work.logits.view_mut())?;
-            let logits = work.logits.slice(..n_slots * device.sizes.vocab);
-            let seqs = Some(buffers.single.seq.slice(..n_slots));
-            let chosen = buffers.chosen.slice_mut(..n_slots);
-            device.sampling.argmax(stream, logits, seqs, buffers.argmax.view_mut(), chosen)?;
-            let chosen = buffers.chosen.slice(..n_slots);
+        let is_shared = decoder.options.index_share && first_keys == Keys::Choose;
+        let keys = if step > 0 && is_shared { Keys::Selected } else { first_keys };
+        if step == 0 {
+            let rows = buffers.window.first_mut((n_rows, n_slots));
+            let wanted = buffers.n_wanted.slice(..n_slots);
             let n_propose = buffers.n_propose.slice_mut(..n_slots);
-            device.step.take(stream, step, chosen, state.drafts.reborrow(), n_propose)?;
+            device.step.draft(stream, (&slots, 0), &emitted, rows, (wanted, n_propose))?;
+            let pass = buffers.window.pass((n_rows, n_slots), tables, (max_len, width));
+            drafter.begin(device, &pass, work.hidden.view(), (cache, keys), &mut work.all)?;
         }
-        Ok(())
+        let n_propose = buffers.n_propose.slice(..n_slots);
+        let rows = buffers.single.first_mut((n_slots, n_slots));
+        device.step.single(
+            stream,
+            (&slots, step, step.checked_sub(1)),
+            &emitted,
+            n_propose,
+            rows,
+        )?;
+        let pass = buffers.single.pass((n_slots, n_slots), tables, (max_len, 1));
+        if step == 0 {
+            let rows = buffers.last_row.slice(..n_slots);
+            drafter.narrow(device, rows, &work.all, &mut work.single)?;
+        } else {
+            let n = n_slots * hidden;
+            stream.copy(work.single.x.slice(..n), work.hidden.slice_mut(..n))?;
+            let at = (&mut *cache, keys);
+            drafter.begin(device, &pass, work.hidden.view(), at, &mut work.single)?;
+        }
+        drafter.end(device, &pass, (cache, keys), &mut work.single)?;
+        let x = (work.single.x.view(), hidden);
+        device.linear(n_slots, x, head, work.logits.view_mut())?;
+        let logits = work.logits.slice(..n_slots * device.sizes.vocab);
+        let seqs = Some(buffers.single.seq.slice(..n_slots));
+        let chosen = buffers.chosen.slice_mut(..n_slots);
+        device.sampling.argmax(stream, logits, seqs, buffers.argmax.view_mut(), chosen)?;
+        let chosen = buffers.chosen.slice(..n_slots);
+        let n_propose = buffers.n_propose.slice_mut(..n_slots);
+        device.step.take(stream, step, chosen, state.drafts.reborrow(), n_propose)
     }
 }
 

@@ -4,7 +4,7 @@ use gpu_runtime::ViewMut;
 
 /// The state of slots, in one buffer so that it is copied at once. Regions have room for the most
 /// slots.
-pub(super) struct State<'a> {
+pub(crate) struct State<'a> {
     pub(super) valid_len: ViewMut<'a, i32>,
     pub(super) last_token: ViewMut<'a, i32>,
     pub(super) n_emitted: ViewMut<'a, i32>,
@@ -15,7 +15,7 @@ pub(super) struct State<'a> {
 
 impl<'a> State<'a> {
     /// Integers for `n` slots.
-    pub(super) fn len(n: usize, width: usize) -> usize {
+    pub(crate) fn len(n: usize, width: usize) -> usize {
         n * (3 + 2 * width)
     }
 
