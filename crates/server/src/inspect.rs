@@ -55,6 +55,11 @@ impl Report<'_> {
         if self.value_bytes == 4 { "float32" } else { "bfloat16" }
     }
 
+    /// Whether it is known which tensors there are.
+    fn is_known(&self) -> bool {
+        self.summary.total_bytes() > 0
+    }
+
     /// Bytes of weights in memory, if it is known what the model keeps.
     fn loaded_bytes(&self) -> Option<u64> {
         let target = self.summary.loaded?.n_bytes(self.value_bytes);
@@ -79,8 +84,9 @@ impl Report<'_> {
         let longest = self.summary.config.max_position_embeddings.unwrap_or(usize::MAX) as u64;
         let (context, batch) = (args.context, args.batch);
         let fit = |weights| Fit { usable, weights, token: kv + index, context, batch, longest };
-        let loaded = self.loaded_bytes().map(|weights| ("as_loaded", fit(weights)));
-        Some(loaded.into_iter().chain([("as_stored", fit(self.summary.total_bytes()))]).collect())
+        let stored = self.is_known().then(|| self.summary.total_bytes());
+        let weights = [("as_loaded", self.loaded_bytes()), ("as_stored", stored)];
+        Some(weights.into_iter().filter_map(|(name, bytes)| Some((name, fit(bytes?)))).collect())
     }
 
     fn to_json(&self) -> Value {
@@ -90,13 +96,13 @@ impl Report<'_> {
         let mut parameters: Map<String, Value> =
             parts.iter().map(|&(part, count)| (part.replace(' ', "_"), json!(count))).collect();
         parameters.insert("total".to_owned(), json!(summary.parameters.total()));
-        object["parameters"] = Value::Object(parameters);
+        object["parameters"] = json!(self.is_known().then_some(parameters));
         object["source"] = json!(match summary.source {
             WeightsSource::Shards => "shards",
             WeightsSource::Index => "index",
             WeightsSource::Config => "config",
         });
-        object["bytes"] = json!(summary.total_bytes());
+        object["bytes"] = json!(self.is_known().then(|| summary.total_bytes()));
         object["bytes_by_dtype"] = json!(summary.bytes_by_dtype);
         object["compute_dtype"] = json!(self.dtype());
         object["loaded_bytes"] = json!(self.loaded_bytes());
@@ -107,8 +113,10 @@ impl Report<'_> {
         object["is_mtp_complete"] = json!(summary.is_mtp_complete);
         object["gpu"] = self.gpu_json();
         object["loads"] = json!(self.loads());
-        let problem = |problem: &Problem| json!({"text": problem.text, "only_drafting": problem.only_drafting});
-        object["problems"] = summary.problems.iter().map(problem).collect();
+        let problems = summary.problems.iter();
+        let problems =
+            problems.map(|it| json!({"text": it.text, "only_drafting": it.only_drafting}));
+        object["problems"] = problems.collect();
         object
     }
 
@@ -137,15 +145,14 @@ impl Report<'_> {
         let from = match summary.source {
             WeightsSource::Shards => "",
             WeightsSource::Index => ", by the index and the config: no shard is here",
-            WeightsSource::Config => {
-                ", by the config: there are no weights, which --load-format dummy makes"
-            }
+            WeightsSource::Config => ", by the config: there are no weights here",
         };
-        line("parameters", format!("{}{from}", grouped(summary.parameters.total())));
+        let total = self.is_known().then(|| grouped(summary.parameters.total()));
+        line("parameters", format!("{}{from}", shown(total)));
         for (part, count) in summary.parameters.rows().into_iter().filter(|row| row.1 > 0) {
             line(&format!("  {part}"), grouped(count));
         }
-        line("bytes", bytes(summary.total_bytes().into()));
+        line("bytes", shown(self.is_known().then(|| bytes(summary.total_bytes().into()))));
         for (dtype, &n_bytes) in &summary.bytes_by_dtype {
             line(&format!("  {dtype}"), bytes(n_bytes.into()));
         }
@@ -182,8 +189,9 @@ impl Report<'_> {
         line("  KV and index", format!("{}, {batch} x {context} tokens", bytes(fit.cache())));
         let sign = if fit.left() < 0 { "-" } else { "" };
         line("  left", format!("{sign}{}", bytes(fit.left().unsigned_abs())));
-        line(&format!("  most of {context} tokens"), format!("{} sequences", fit.max_sequences()));
-        line(&format!("  longest of {batch}"), format!("{} tokens", grouped(fit.max_context())));
+        line("  sequences", format!("at most {} of {context} tokens", fit.max_sequences()));
+        let longest = grouped(fit.max_context());
+        line("  context", format!("at most {longest} tokens for {batch} sequences"));
     }
 
     fn problem(&self, problem: &Problem) -> String {

@@ -1,9 +1,10 @@
 //! How each tensor is stored: decided from what the headers say of it and of its scale, and from
 //! what the config declares where they do not say enough.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
-use model_config::{DeclaredFormats, TensorRole, TensorSpec, WeightFormat};
+use model_config::{DeclaredFormats, TensorSpec, WeightFormat};
 use safetensors::Dtype;
 
 use crate::checkpoint::{Checkpoint, TensorInfo};
@@ -79,6 +80,13 @@ pub enum StorageFault {
         /// The shapes that it may have, by what the config says.
         expected: Vec<[usize; 2]>,
     },
+    /// Its scale fits two sizes of blocks that the config declares for it.
+    TwoBlocks {
+        /// The scale.
+        scale: String,
+        /// The sizes, `[rows, columns]`.
+        blocks: [[usize; 2]; 2],
+    },
     /// Its bytes are packed, and the config does not say what they mean.
     Undeclared {
         /// The dtype.
@@ -126,6 +134,11 @@ impl fmt::Display for StorageFault {
                     expected.join(" or ")
                 )
             }
+            Self::TwoBlocks { scale, blocks: [first, second] } => write!(
+                f,
+                "has the scale {scale}, which fits blocks of {first:?} and of {second:?}, and \
+                 quantization_config declares both; let only one of its patterns match"
+            ),
             Self::Undeclared { dtype } => write!(
                 f,
                 "is {dtype:?}, as packed values are, but quantization_config does not say that it \
@@ -157,8 +170,8 @@ impl Checkpoint {
         let scales = SCALES.map(|suffix| format!("{}{suffix}", spec.name));
         let found = [self.tensor_info(&scales[0]), self.tensor_info(&scales[1])];
         let mut shape = spec.shape.clone();
-        if is_packed(info.dtype) && spec.role() == TensorRole::Matrix {
-            shape[1] = shape[1].div_ceil(2);
+        if let ([_, n_in], true) = (&mut shape[..], is_packed(info.dtype)) {
+            *n_in = n_in.div_ceil(2);
         }
         let storage = match (plain, packed, found) {
             (Some(plain), Some(packed), _) => {
@@ -227,28 +240,30 @@ fn decide(
     Ok(Some(Storage::Quantized(Packing { codes, scales, is_e2m1, block })))
 }
 
-/// The blocks that E4M3 codes may have, the likeliest first: those that the config declares or, if
-/// it declares none, those that a scale's shape can tell.
+/// The blocks that E4M3 codes may have: those that the config declares and, unless it declares
+/// smaller ones, those that a scale's shape can tell.
 fn blocks(
     [n_out, n_in]: [usize; 2],
     formats: &[WeightFormat],
     has_exponents: bool,
 ) -> Vec<[usize; 2]> {
-    let declared = formats.iter().filter_map(|format| match format {
-        WeightFormat::Fp8Block(block) => Some(*block),
+    let (group, channel, whole) = ([1, MX_GROUP], [1, n_in], [n_out, n_in]);
+    let declared = formats.iter().filter_map(|format| match *format {
+        WeightFormat::Fp8Block(block) => Some(block),
+        WeightFormat::Fp8Channel => Some(channel),
+        WeightFormat::Fp8Tensor => Some(whole),
+        WeightFormat::Mxfp8 => Some(group),
         _ => None,
     });
     let mut blocks: Vec<_> = declared.collect();
-    if blocks.is_empty() {
-        if has_exponents || formats.contains(&WeightFormat::Mxfp8) {
-            blocks.push([1, MX_GROUP]);
-        }
-        blocks.extend([[1, n_in], [n_out, n_in]]);
+    if !formats.iter().any(|format| matches!(format, WeightFormat::Fp8Block(_))) {
+        blocks.extend(has_exponents.then_some(group));
+        blocks.extend([channel, whole]);
     }
     blocks
 }
 
-/// The block that gives a scale its shape.
+/// The block that gives a scale its shape, no larger than the matrix.
 fn block_of(
     [n_out, n_in]: [usize; 2],
     scale: &TensorInfo<'_>,
@@ -261,12 +276,20 @@ fn block_of(
         [rows, columns] => [rows, columns],
         _ => [0, 0],
     };
+    let cut = |[rows, columns]: &[usize; 2]| [n_out.min(*rows), n_in.min(*columns)];
     let scales_of = |[rows, columns]: [usize; 2]| [n_out.div_ceil(rows), n_in.div_ceil(columns)];
-    blocks.iter().copied().find(|block| scales_of(*block) == shape).ok_or_else(|| {
-        StorageFault::ScaleShape {
-            scale: scale.name.to_owned(),
-            shape: scale.shape.to_vec(),
-            expected: blocks.iter().map(|block| scales_of(*block)).collect(),
+    let blocks: BTreeSet<_> = blocks.iter().map(cut).collect();
+    let mut fitting = blocks.iter().copied().filter(|block| scales_of(*block) == shape);
+    let name = scale.name.to_owned();
+    match (fitting.next(), fitting.next()) {
+        (Some(block), None) => Ok(block),
+        (Some(first), Some(second)) => {
+            Err(StorageFault::TwoBlocks { scale: name, blocks: [first, second] })
         }
-    })
+        (None, _) => Err(StorageFault::ScaleShape {
+            scale: name,
+            shape: scale.shape.to_vec(),
+            expected: blocks.into_iter().map(scales_of).collect(),
+        }),
+    }
 }

@@ -158,6 +158,18 @@ fn a_config_with_an_index_or_alone_is_enough() {
 }
 
 #[test]
+fn what_no_file_says_is_not_made_up() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("config.json"), r#"{"model_type": "other"}"#).unwrap();
+    let dir = dir.path().to_str().unwrap();
+    let found = refused_json(&["inspect", "--json", dir, "--gpu-memory", "80GB"]);
+    for field in ["parameters", "bytes", "loaded_bytes", "kv_bytes_per_token", "gpu"] {
+        assert_eq!(found[field], json!(null), "{field}");
+    }
+    assert!(refused(&["inspect", dir]).contains("`other`"));
+}
+
+#[test]
 fn every_problem_is_listed() {
     let checkpoint = Checkpoint::copy();
     checkpoint.edit_weight_map(|map| map.retain(|name, _| !name.contains("layers.1.mlp.experts")));
@@ -197,6 +209,6 @@ fn a_gpu_of_a_size_is_filled() {
     assert_eq!(gpu["as_stored"]["weight_bytes"], found["bytes"]);
     let text = succeed(&["inspect", "tiny-dsv3", "--gpu-memory", "1GiB", "--batch", "1"]);
     // No sequence is longer than the model allows.
-    assert!(has_line(&text, "longest of 1", "4,096 tokens"), "{text}");
+    assert!(has_line(&text, "context", "at most 4,096 tokens for 1 sequences"), "{text}");
     fail_with(&["inspect", "tiny-dsv3", "--gpu-memory", "much"], &["--gpu-memory", "141GiB"]);
 }

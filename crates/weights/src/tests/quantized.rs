@@ -250,6 +250,26 @@ fn contradictions_name_the_tensor_and_the_way_out() {
     check_fault(&[packed(16), exponents], &mxfp4(&[]), [2, 32], &[WEIGHT, "scale 1 is NaN"]);
 }
 
+#[test]
+fn where_patterns_overlap_the_file_shows_the_format() {
+    let weight = |spec: Value| json!({"weight": spec});
+    let block = |rows: usize| {
+        weight(json!({"dtype": "fp8_e4m3", "qscheme": "per_block", "block_size": [rows, 4]}))
+    };
+    let quark = |first: Value, second: Value| {
+        let layers = json!({"*mlp*": first, "*proj": second});
+        json!({"quant_method": "quark", "layer_quant_config": layers})
+    };
+    let channel = weight(json!({"dtype": "fp8_e4m3", "qscheme": "per_channel"}));
+    let channels = floats(SCALE, &[6, 1], &[2.0; 6]);
+    check_weight(&[&[ones([6, 4]), channels]], &quark(block(4), channel), [6, 4], &[2.0; 24]);
+    let two = || [ones([6, 4]), floats(SCALE, &[2, 1], &[2.0, 3.0])];
+    let expected = [[2.0; 12].as_slice(), &[3.0; 12]].concat();
+    check_weight(&[&two()], &quark(block(3), block(2)), [6, 4], &expected);
+    let words = [WEIGHT, SCALE, "blocks of [4, 4] and of [5, 4]", "declares both"];
+    check_fault(&two(), &quark(block(4), block(5)), [6, 4], &words);
+}
+
 /// Two layers and an MTP layer of two experts each.
 fn mixed_config(quantization: &Value) -> ModelConfig {
     let config = json!({
