@@ -44,6 +44,7 @@ mod coarse_numbers;
 mod constrained;
 mod deferred;
 mod forks;
+mod glm4_moe;
 mod grpc;
 mod index_share;
 mod oracle_tokens;

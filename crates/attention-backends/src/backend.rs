@@ -20,6 +20,15 @@ pub struct MlaQuery<'a> {
     pub selection: Option<&'a Selection>,
 }
 
+/// Query rows of grouped-query attention; see [`MlaQuery`].
+#[derive(Clone, Copy, Debug)]
+pub struct GqaQuery<'a> {
+    /// Rotated queries, `[T, H, head_dim]`.
+    pub q: &'a Tensor,
+    /// What scores are multiplied by before softmax.
+    pub scale: f64,
+}
+
 /// Query rows of a lightning indexer.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexQuery<'a> {
@@ -41,7 +50,8 @@ impl IndexQuery<'_> {
 
 /// Writes and attends paged caches, which all share the block tables of a layout.
 ///
-/// A **latent cache** is `[n_slots, kv_lora_rank + rope_dim]`. An **index cache** is
+/// A **latent cache** is `[n_slots, kv_lora_rank + rope_dim]`. A **key/value cache** is
+/// `[n_slots, H_kv, 2, head_dim]`, each head's key before its value. An **index cache** is
 /// `[n_slots, index_head_dim]` of float32 or bfloat16, or u8 `[n_slots, index_head_dim + 4]`: the
 /// key as 8-bit floats (e4m3), then the bytes of one float32 scale in the order of the machine. The
 /// scale is `max(amax, 1e-4) / 448`, rounded up to a power of two.
@@ -81,6 +91,34 @@ pub trait AttentionBackend: Send + Sync {
         layout: &DeviceLayout,
     ) -> Result<Tensor, TensorError>;
 
+    /// Writes the layout's tokens to their slots: rotated keys `k` and values `v`,
+    /// `[T, H_kv, head_dim]` each, converted to the dtype of the cache.
+    ///
+    /// # Errors
+    ///
+    /// [`TensorError`] if shapes, dtypes or devices do not fit.
+    fn write_kv(
+        &self,
+        cache: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        layout: &DeviceLayout,
+    ) -> Result<(), TensorError>;
+
+    /// Attends each query row to all the keys `0..=position` of its sequence and returns the
+    /// weighted values `[T, H, head_dim]` in the dtype of the query. Query head `h` attends the
+    /// head `h * H_kv / H` of the cache. Scores, softmax and sums are float32.
+    ///
+    /// # Errors
+    ///
+    /// [`TensorError`] if shapes, dtypes or devices do not fit.
+    fn gqa(
+        &self,
+        query: GqaQuery<'_>,
+        cache: &Tensor,
+        layout: &DeviceLayout,
+    ) -> Result<Tensor, TensorError>;
+
     /// Writes the index keys `[T, index_head_dim]` of the layout's tokens to their slots.
     ///
     /// # Errors
@@ -114,6 +152,20 @@ pub trait AttentionBackend: Send + Sync {
         cache: &Tensor,
         layout: &DeviceLayout,
     ) -> Result<(Selection, u64), TensorError>;
+}
+
+/// The `[H_kv, head_dim]` of a key/value cache, checked against rows `[T, .., head_dim]`.
+pub(crate) fn kv_shape(cache: &Tensor, rows: &Tensor) -> Result<[i64; 2], TensorError> {
+    match cache.size()[..] {
+        [_, n_heads, 2, head_dim] if rows.dim() == 3 && width(rows) == head_dim => {
+            Ok([n_heads, head_dim])
+        }
+        _ => Err(TensorError::WrongShape {
+            what: "a key/value cache",
+            found: cache.size(),
+            expected: vec![-1, -1, 2, width(rows)],
+        }),
+    }
 }
 
 /// The last dimension of a tensor.

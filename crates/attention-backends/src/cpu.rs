@@ -2,13 +2,14 @@
 
 use half::bf16;
 use kernels::{
-    FP8_SCALE_BYTES, IndexBatch, IndexCache, IndexShape, LatentCache, MlaBatch, MlaShape,
-    PagedRows, SelectedKeys, lightning_index, mla_attention, store_fp8_key,
+    CacheRows, FP8_SCALE_BYTES, GqaBatch, GqaShape, IndexBatch, IndexCache, IndexShape, MlaBatch,
+    MlaShape, PagedRows, SelectedKeys, gqa_attention, lightning_index, mla_attention,
+    store_fp8_key,
 };
 use tch::{Kind, Tensor};
 use torch_ext::{Element, TensorError, empty, slice, slice_mut};
 
-use crate::backend::{AttentionBackend, IndexQuery, MlaQuery, width};
+use crate::backend::{AttentionBackend, GqaQuery, IndexQuery, MlaQuery, kv_shape, width};
 use crate::device_layout::DeviceLayout;
 use crate::selection::Selection;
 
@@ -33,14 +34,7 @@ impl AttentionBackend for CpuBackend {
         let (latent, k_pe) = (slice::<f32>(latent)?, slice::<f32>(k_pe)?);
         let rows = latent.chunks_exact(widths.0).zip(k_pe.chunks_exact(widths.1));
         let rows = rows.map(|(latent, k_pe)| latent.iter().chain(k_pe));
-        let target = ("the latent cache", widths.0 + widths.1);
-        if cache.f_kind()? == Kind::BFloat16 {
-            write_rows(cache, target, layout, rows, |row, values| {
-                convert(row, values, bf16::from_f32)
-            })
-        } else {
-            write_rows(cache, target, layout, rows, |row, values| convert(row, values, |x| x))
-        }
+        write_floats(cache, ("the latent cache", widths.0 + widths.1), layout, rows)
     }
 
     fn mla(
@@ -61,10 +55,7 @@ impl AttentionBackend for CpuBackend {
             rope_dim: width(query.q_pe) as usize,
             scale: query.scale as f32,
         };
-        let cache = match cache.f_kind()? {
-            Kind::BFloat16 => LatentCache::Bf16(slice(cache)?),
-            _ => LatentCache::F32(slice(cache)?),
-        };
+        let cache = cache_rows(cache)?;
         let keys = match query.selection {
             None => None,
             Some(selection) => {
@@ -83,6 +74,50 @@ impl AttentionBackend for CpuBackend {
             keys,
         };
         mla_attention(&shape, cache, &batch, slice_mut(&mut out)?);
+        Ok(out)
+    }
+
+    fn write_kv(
+        &self,
+        cache: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        layout: &DeviceLayout,
+    ) -> Result<(), TensorError> {
+        let [n_heads, head_dim] = kv_shape(cache, k)?.map(|n| n as usize);
+        let expected = vec![layout.host().n_tokens() as i64, n_heads as i64, head_dim as i64];
+        for (what, rows) in [("keys", k), ("values", v)] {
+            if rows.size() != expected {
+                return Err(TensorError::WrongShape { what, found: rows.size(), expected });
+            }
+        }
+        let row_width = n_heads * head_dim;
+        let (k, v) = (slice::<f32>(k)?, slice::<f32>(v)?);
+        let rows = k.chunks_exact(row_width).zip(v.chunks_exact(row_width));
+        let rows = rows.map(|(k, v)| {
+            let heads = k.chunks_exact(head_dim).zip(v.chunks_exact(head_dim));
+            heads.flat_map(|(key, value)| key.iter().chain(value))
+        });
+        let target = ("the key/value cache", 2 * row_width);
+        write_floats(&cache.f_flatten(1, 3)?, target, layout, rows)
+    }
+
+    fn gqa(
+        &self,
+        query: GqaQuery<'_>,
+        cache: &Tensor,
+        layout: &DeviceLayout,
+    ) -> Result<Tensor, TensorError> {
+        let [n_kv_heads, head_dim] = kv_shape(cache, query.q)?.map(|n| n as usize);
+        let shape = query.q.size();
+        let mut out = empty::<f32>(&shape)?;
+        if layout.host().n_tokens() == 0 {
+            return Ok(out);
+        }
+        let scale = query.scale as f32;
+        let shape = GqaShape { n_heads: shape[1] as usize, n_kv_heads, head_dim, scale };
+        let batch = GqaBatch { q: slice(query.q)?, rows: paged_rows(layout) };
+        gqa_attention(&shape, cache_rows(cache)?, &batch, slice_mut(&mut out)?);
         Ok(out)
     }
 
@@ -149,6 +184,13 @@ impl AttentionBackend for CpuBackend {
     }
 }
 
+fn cache_rows(cache: &Tensor) -> Result<CacheRows<'_>, TensorError> {
+    Ok(match cache.f_kind()? {
+        Kind::BFloat16 => CacheRows::Bf16(slice(cache)?),
+        _ => CacheRows::F32(slice(cache)?),
+    })
+}
+
 fn check_finite(what: &'static str, values: &Tensor) -> Result<(), TensorError> {
     if slice::<f32>(values)?.iter().all(|value| value.is_finite()) {
         Ok(())
@@ -165,6 +207,22 @@ fn paged_rows(layout: &DeviceLayout) -> PagedRows<'_> {
         block_tables: host.block_tables(),
         max_blocks: host.max_blocks(),
         block_size: host.block_size() as usize,
+    }
+}
+
+/// As [`write_rows`], to a cache of float32 or bfloat16.
+fn write_floats<'a, R: IntoIterator<Item = &'a f32>>(
+    cache: &Tensor,
+    target: (&'static str, usize),
+    layout: &DeviceLayout,
+    rows: impl Iterator<Item = R>,
+) -> Result<(), TensorError> {
+    if cache.f_kind()? == Kind::BFloat16 {
+        write_rows(cache, target, layout, rows, |row, values| {
+            convert(row, values, bf16::from_f32);
+        })
+    } else {
+        write_rows(cache, target, layout, rows, |row, values| convert(row, values, |x| x))
     }
 }
 

@@ -1,6 +1,7 @@
-//! Paged MLA attention, dense and sparse, behind one trait: plain reference and fused CPU.
+//! Paged attention behind one trait, latent (dense and sparse) and grouped-query: plain reference
+//! and fused CPU.
 //!
-//! **Owns** the formats of the latent cache and of the index cache (one row a token and layer), how
+//! **Owns** the formats of the latent, key/value and index caches (one row a token and layer), how
 //! rows are written to them, selected and attended through a block table, and the device copy of a
 //! batch layout. **Must not know** projections, models, requests or who owns a block.
 //!
@@ -48,7 +49,7 @@ mod selection;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{AttentionBackend, IndexQuery, MlaQuery};
+pub use backend::{AttentionBackend, GqaQuery, IndexQuery, MlaQuery};
 pub use cpu::CpuBackend;
 pub use device_layout::DeviceLayout;
 pub use kernels::FP8_SCALE_BYTES;

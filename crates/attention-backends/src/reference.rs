@@ -4,7 +4,7 @@ use kernels::FP8_SCALE_BYTES;
 use tch::{Kind, Tensor};
 use torch_ext::TensorError;
 
-use crate::backend::{AttentionBackend, IndexQuery, MlaQuery, width};
+use crate::backend::{AttentionBackend, GqaQuery, IndexQuery, MlaQuery, kv_shape, width};
 use crate::device_layout::DeviceLayout;
 use crate::selection::Selection;
 
@@ -65,6 +65,43 @@ impl AttentionBackend for ReferenceBackend {
             return Ok(query.q_latent.f_zeros_like()?);
         }
         Ok(Tensor::f_cat(&outputs, 0)?.f_to_kind(query.q_latent.f_kind()?)?)
+    }
+
+    fn write_kv(
+        &self,
+        cache: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        layout: &DeviceLayout,
+    ) -> Result<(), TensorError> {
+        write_rows(cache, &Tensor::f_stack(&[k, v], 2)?, layout)
+    }
+
+    fn gqa(
+        &self,
+        query: GqaQuery<'_>,
+        cache: &Tensor,
+        layout: &DeviceLayout,
+    ) -> Result<Tensor, TensorError> {
+        let [n_kv_heads, head_dim] = kv_shape(cache, query.q)?;
+        let mut outputs = Vec::with_capacity(layout.host().n_seqs());
+        for seq in Sequences::of(layout) {
+            let rows = cache.f_index_select(0, &seq.slots(cache)?)?.f_to_kind(Kind::Float)?;
+            // `[H_kv, L, head_dim]`, and as many query heads as share a head of these.
+            let half = |idx: i64| rows.f_select(2, idx)?.f_transpose(0, 1);
+            let (keys, values) = (half(0)?, half(1)?);
+            let q = query.q.f_narrow(0, seq.first, seq.n_rows)?.f_to_kind(Kind::Float)?;
+            let q = q.f_mul_scalar(query.scale)?;
+            let q = q.f_view([seq.n_rows, n_kv_heads, -1, head_dim])?.f_transpose(0, 1)?;
+            let scores = q.f_matmul(&keys.f_transpose(1, 2)?.f_unsqueeze(1)?)?;
+            let weights = softmax_visible(&scores, &seq.positions(layout)?)?;
+            let attended = weights.f_matmul(&values.f_unsqueeze(1)?)?.f_transpose(0, 1)?;
+            outputs.push(attended.f_reshape([seq.n_rows, -1, head_dim])?);
+        }
+        if outputs.is_empty() {
+            return Ok(query.q.f_zeros_like()?);
+        }
+        Ok(Tensor::f_cat(&outputs, 0)?.f_to_kind(query.q.f_kind()?)?)
     }
 
     fn write_index_keys(
@@ -186,11 +223,16 @@ fn attend_visible(
     kv_rank: i64,
     positions: &Tensor,
 ) -> Result<Tensor, TensorError> {
-    let scores = q.f_matmul(&keys.f_tr()?)?;
-    let key_positions = Tensor::f_arange(keys.size()[0], (Kind::Int, keys.device()))?;
-    let hidden = key_positions.f_gt_tensor(&positions.f_view([-1, 1, 1])?)?;
-    let weights = scores.f_masked_fill(&hidden, f64::NEG_INFINITY)?.f_softmax(-1, Kind::Float)?;
+    let weights = softmax_visible(&q.f_matmul(&keys.f_tr()?)?, positions)?;
     Ok(weights.f_matmul(&keys.f_narrow(1, 0, kv_rank)?)?)
+}
+
+/// Weights from scores `[.., n, H, L]` of rows at `positions` `[n]` and all keys of their sequence:
+/// those behind a row count nothing.
+fn softmax_visible(scores: &Tensor, positions: &Tensor) -> Result<Tensor, TensorError> {
+    let key_positions = Tensor::f_arange(width(scores), (Kind::Int, scores.device()))?;
+    let hidden = key_positions.f_gt_tensor(&positions.f_view([-1, 1, 1])?)?;
+    Ok(scores.f_masked_fill(&hidden, f64::NEG_INFINITY)?.f_softmax(-1, Kind::Float)?)
 }
 
 /// As [`attend_visible`], each row to its selected keys.

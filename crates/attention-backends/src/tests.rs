@@ -1,5 +1,6 @@
 //! One conformance suite for every backend; the oracle is a scalar loop in double precision.
 
+mod grouped;
 mod sparse;
 
 use batch_layout::{BatchLayout, SeqSpec};

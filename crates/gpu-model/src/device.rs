@@ -10,7 +10,7 @@ use nn_layers::RotaryTable;
 use crate::error::ModelError;
 use crate::layer::Rope;
 use crate::loader::{Element, Loader};
-use crate::sizes::Sizes;
+use crate::sizes::{Sizes, latent};
 
 /// How the keys of a sequence are divided; part of what results are made of.
 const SPLIT_KEYS: usize = 256;
@@ -104,10 +104,11 @@ impl<E: Element> Device<E> {
 }
 
 pub(crate) fn mla_sizes(config: &ModelConfig) -> MlaSizes {
+    let mla = latent(config);
     MlaSizes {
-        n_heads: config.attention.num_heads,
-        kv_lora_rank: config.attention.kv_lora_rank,
-        rope_dim: config.attention.qk_rope_head_dim,
+        n_heads: mla.num_heads,
+        kv_lora_rank: mla.kv_lora_rank,
+        rope_dim: mla.qk_rope_head_dim,
         scale: config.softmax_scale() as f32,
     }
 }
@@ -118,7 +119,7 @@ pub(crate) fn splits(limits: &PassLimits) -> Splits {
 
 fn rope(loader: &Loader<'_>) -> Result<Rope, ModelError> {
     let config = loader.config;
-    let dim = config.attention.qk_rope_head_dim;
+    let dim = config.attention.rope_dim();
     let n_positions = config.max_position_embeddings;
     let table = RotaryTable::new(&config.rope, dim, n_positions, tch::Device::Cpu)?;
     let (cos, sin) = table.cos_sin();

@@ -31,4 +31,4 @@ pub use error::ModelError;
 pub use gpu_kernels::SlotRecord;
 pub use loader::Element;
 pub use memory::MemoryNeeds;
-pub use model::{DraftPass, GpuModel, HiddenRows, Selected};
+pub use model::{DraftPass, GpuModel, HiddenRows, Selected, check_architecture};

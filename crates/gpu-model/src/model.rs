@@ -83,6 +83,18 @@ pub struct DraftPass<'a> {
     pub selection: Option<(&'a [i32], &'a [i32])>,
 }
 
+/// Whether there is a model of this architecture here.
+///
+/// # Errors
+///
+/// [`ModelError::Architecture`] if there is none.
+pub fn check_architecture(config: &ModelConfig) -> Result<(), ModelError> {
+    match config.architecture {
+        Architecture::DeepseekV3 | Architecture::DeepseekV32 | Architecture::GlmMoeDsa => Ok(()),
+        other => Err(ModelError::Architecture(other)),
+    }
+}
+
 impl<E: Element> GpuModel<E> {
     /// Puts the tensors of a checkpoint on the device and allocates workspaces.
     ///
@@ -96,10 +108,7 @@ impl<E: Element> GpuModel<E> {
         tensors: TensorMap,
         (with_mtp, limits): (bool, PassLimits),
     ) -> Result<Self, ModelError> {
-        match config.architecture {
-            Architecture::DeepseekV3 | Architecture::DeepseekV32 | Architecture::GlmMoeDsa => {}
-            other => return Err(ModelError::Architecture(other)),
-        }
+        check_architecture(&config)?;
         let stream = gpu.stream()?;
         let mut loader = Loader { config: &config, gpu, stream: &stream, tensors };
         let device = Device::new(gpu, &stream, &loader, &limits)?;

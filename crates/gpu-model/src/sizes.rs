@@ -1,6 +1,6 @@
 //! The widths that a model's activations have.
 
-use model_config::ModelConfig;
+use model_config::{MlaConfig, ModelConfig};
 
 /// Widths of a row, in elements.
 #[derive(Clone, Copy, Debug)]
@@ -26,9 +26,15 @@ pub(crate) struct Sizes {
     pub(crate) moe_topk: usize,
 }
 
+/// The attention of a model that [`check_architecture`](crate::check_architecture) lets through.
+pub(crate) fn latent(config: &ModelConfig) -> &MlaConfig {
+    config.attention.mla().expect("models on a GPU have latent attention")
+}
+
 impl Sizes {
     pub(crate) fn of(config: &ModelConfig) -> Self {
-        let (mla, dsa, moe) = (&config.attention, config.dsa.as_ref(), config.moe.as_ref());
+        let mla = latent(config);
+        let (dsa, moe) = (config.dsa.as_ref(), config.moe.as_ref());
         let n_heads = mla.num_heads;
         Self {
             hidden: config.hidden_size,

@@ -5,6 +5,7 @@ use model_config::MoeConfig;
 
 use crate::error::ModelError;
 use crate::loader::{Element, Loader};
+use crate::sizes::latent;
 
 /// One decoder layer. Projections with the same input lie side by side in one matrix.
 #[derive(Debug)]
@@ -76,7 +77,7 @@ impl<E: Element> Layer<E> {
         let config = loader.config;
         let layer = format!("model.layers.{layer_idx}");
         let weight = |name: &str| format!("{layer}.self_attn.{name}.weight");
-        let has_latent = config.attention.q_lora_rank.is_some();
+        let has_latent = latent(config).q_lora_rank.is_some();
         let has_indexer = config.has_indexer(layer_idx);
         let query = if has_latent { "q_a_proj" } else { "q_proj" };
         let mut names = vec![weight(query), weight("kv_a_proj_with_mqa")];

@@ -6,9 +6,10 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use kernels::{
-    ExpertChoice, IndexBatch, IndexCache, IndexShape, LatentCache, MlaBatch, MlaShape, MoeExperts,
-    PackedLinear, PagedRows, Router, RouterConfig, RouterScoring, SelectedKeys, SwiGluMlp,
-    argmax_rows, lightning_index, mla_attention, rms_norm, store_fp8_key,
+    CacheRows, ExpertChoice, GqaBatch, GqaShape, IndexBatch, IndexCache, IndexShape, MlaBatch,
+    MlaShape, MoeExperts, PackedLinear, PagedRows, Router, RouterConfig, RouterScoring,
+    SelectedKeys, SwiGluMlp, argmax_rows, gqa_attention, lightning_index, mla_attention, rms_norm,
+    store_fp8_key,
 };
 use quantization::{Codes, QuantizedMatrix, Scales};
 
@@ -116,13 +117,48 @@ fn attention(c: &mut Criterion) {
                 keys: None,
             };
             let mut out = vec![0.0; q_lat.len()];
-            let caches = [("f32", LatentCache::F32(&cache)), ("bf16", LatentCache::Bf16(&narrow))];
+            let caches = [("f32", CacheRows::F32(&cache)), ("bf16", CacheRows::Bf16(&narrow))];
             for (storage, cache) in caches {
                 let id = BenchmarkId::new(format!("{name}/{storage}"), context);
                 group.bench_function(id, |b| {
                     b.iter(|| mla_attention(&shape, black_box(cache), &batch, &mut out));
                 });
             }
+        }
+    }
+    group.finish();
+}
+
+/// Grouped-query attention in the shape of GLM-4.5-Air: a decode row and a verify window.
+fn grouped(c: &mut Criterion) {
+    const BLOCK_SIZE: usize = 16;
+    let mut group = c.benchmark_group("grouped");
+    let shape = GqaShape { n_heads: 96, n_kv_heads: 8, head_dim: 128, scale: 0.088 };
+    for (n_query, context) in [(1, 2000), (4, 2000), (1, 16_000)] {
+        let max_blocks = context / BLOCK_SIZE + 1;
+        let cache = values(max_blocks * BLOCK_SIZE * shape.n_kv_heads * 2 * shape.head_dim);
+        let narrow = narrow(&cache);
+        let block_tables: Vec<i32> = (0..max_blocks as i32).rev().collect();
+        let positions: Vec<i32> = (context - n_query..context).map(|p| p as i32).collect();
+        let q = values(n_query * shape.n_heads * shape.head_dim);
+        let rows = PagedRows {
+            token_to_seq: &vec![0; n_query],
+            positions: &positions,
+            block_tables: &block_tables,
+            max_blocks,
+            block_size: BLOCK_SIZE,
+        };
+        let batch = GqaBatch { q: &q, rows };
+        let mut out = vec![0.0; q.len()];
+        let n_values = context * shape.n_kv_heads * 2 * shape.head_dim;
+        group.throughput(Throughput::Elements(n_values as u64));
+        for (storage, cache) in
+            [("f32", CacheRows::F32(&cache)), ("bf16", CacheRows::Bf16(&narrow))]
+        {
+            let id = BenchmarkId::new(format!("{n_query}-rows/{storage}"), context);
+            group.bench_function(id, |b| {
+                b.iter(|| gqa_attention(&shape, black_box(cache), &batch, &mut out));
+            });
         }
     }
     group.finish();
@@ -184,7 +220,7 @@ fn sparse(c: &mut Criterion) {
         for (kind, keys) in [("dense", None), ("selected", Some(selected))] {
             let batch = MlaBatch { q_lat: &q_lat, q_pe: &q_pe, rows, keys };
             group.bench_function(format!("attention/{kind}"), |b| {
-                let cache = LatentCache::F32(&cache);
+                let cache = CacheRows::F32(&cache);
                 b.iter(|| mla_attention(&shape, black_box(cache), &batch, &mut out));
             });
         }
@@ -246,5 +282,5 @@ fn small(c: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, linear, quantized, attention, sparse, moe, small);
+criterion_group!(benches, linear, quantized, attention, grouped, sparse, moe, small);
 criterion_main!(benches);

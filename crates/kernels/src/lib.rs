@@ -1,10 +1,10 @@
 //! Fused CPU kernels over plain slices.
 //!
 //! **Owns** the arithmetic of one layer on the CPU: linear layers of packed weights, quantised ones
-//! among them, normalisation, rotary embedding, paged latent attention, dense and sparse, the
-//! selection of its keys, expert routing, experts and the reductions over logits. The instruction
-//! set (AVX-512, AVX2 with FMA and F16C, or portable code) is chosen at run time. **Must not know**
-//! tensors of any framework, models, requests or block ownership.
+//! among them, normalisation, rotary embedding, paged attention, latent (dense and sparse) and
+//! grouped-query, the selection of keys, expert routing, experts and the reductions over logits.
+//! The instruction set (AVX-512, AVX2 with FMA and F16C, or portable code) is chosen at run time.
+//! **Must not know** tensors of any framework, models, requests or block ownership.
 //!
 //! Invariants (numbered in `ARCHITECTURE.md`):
 //! * A row's result does not depend on its batch mates, its position in the batch, the number of
@@ -35,8 +35,10 @@
 
 #![expect(unsafe_code, reason = "SIMD intrinsics; each site says why it is sound")]
 
+mod attention;
 mod exp;
 mod fp8;
+mod gqa;
 mod indexer;
 mod linear;
 mod logits;
@@ -52,12 +54,14 @@ mod simd;
 #[cfg(test)]
 mod test_util;
 
+pub use attention::{CacheRows, SelectedKeys};
 pub use exp::silu_and_mul;
 pub use fp8::{FP8_SCALE_BYTES, store_fp8_key};
+pub use gqa::{GqaBatch, GqaShape, gqa_attention};
 pub use indexer::{IndexBatch, IndexCache, IndexShape, lightning_index};
 pub use linear::PackedLinear;
 pub use logits::{argmax_rows, log_softmax_gather};
-pub use mla::{LatentCache, MlaBatch, MlaShape, SelectedKeys, mla_attention};
+pub use mla::{MlaBatch, MlaShape, mla_attention};
 pub use mlp::{MoeExperts, SwiGluMlp};
 pub use norm::{add_rms_norm, layer_norm, rms_norm};
 pub use paged::PagedRows;

@@ -11,6 +11,8 @@ use crate::raw::RawConfig;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Architecture {
+    /// DeepSeek-V2, V2.5 and V2-Lite: latent attention, and softmax routers without a bias.
+    DeepseekV2,
     /// DeepSeek-V3, R1, Moonlight, Kimi-K2 and GLM-4.7-Flash: MLA attention, routed experts, MTP
     /// layers.
     DeepseekV3,
@@ -18,6 +20,8 @@ pub enum Architecture {
     DeepseekV32,
     /// GLM-5, GLM-5.1 and GLM-5.2: the same as DeepSeek-V3.2 with other defaults.
     GlmMoeDsa,
+    /// GLM-4.5, GLM-4.6 and their Air models: grouped-query attention, routed experts, MTP layers.
+    Glm4Moe,
 }
 
 /// The dtype that a config declares for the tensors of its checkpoint.
@@ -82,7 +86,7 @@ pub struct ModelConfig {
     /// The id that starts a sequence.
     pub bos_token_id: Option<u32>,
     /// Attention of every layer, the MTP layers included.
-    pub attention: MlaConfig,
+    pub attention: AttentionConfig,
     /// Sparse attention; `None` if every row attends all keys that it sees.
     pub dsa: Option<DsaConfig>,
     /// Rotary positions of every layer.
@@ -91,6 +95,78 @@ pub struct ModelConfig {
     pub moe: Option<MoeConfig>,
     /// How weights are quantised; `None` if no tensor is.
     pub quantization: Option<QuantizationConfig>,
+}
+
+/// The attention of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AttentionConfig {
+    /// Multi-head latent attention.
+    Mla(MlaConfig),
+    /// Grouped-query attention.
+    Gqa(GqaConfig),
+}
+
+impl AttentionConfig {
+    /// The sizes of latent attention; `None` if it is another one.
+    #[must_use]
+    pub fn mla(&self) -> Option<&MlaConfig> {
+        match self {
+            Self::Mla(mla) => Some(mla),
+            Self::Gqa(_) => None,
+        }
+    }
+
+    /// Width of a query/key head.
+    #[must_use]
+    pub fn qk_head_dim(&self) -> usize {
+        match self {
+            Self::Mla(mla) => mla.qk_head_dim(),
+            Self::Gqa(gqa) => gqa.head_dim,
+        }
+    }
+
+    /// Rotated part of a query/key head; even.
+    #[must_use]
+    pub fn rope_dim(&self) -> usize {
+        match self {
+            Self::Mla(mla) => mla.qk_rope_head_dim,
+            Self::Gqa(gqa) => gqa.rope_dim,
+        }
+    }
+
+    /// Values that the KV cache keeps for a token and layer.
+    #[must_use]
+    pub fn cache_width(&self) -> usize {
+        match self {
+            Self::Mla(mla) => mla.cache_width(),
+            Self::Gqa(gqa) => gqa.cache_width(),
+        }
+    }
+}
+
+/// Sizes of grouped-query attention.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GqaConfig {
+    /// Query heads, a multiple of `num_kv_heads`.
+    pub num_heads: usize,
+    /// Heads of keys and values, which equally many successive query heads share.
+    pub num_kv_heads: usize,
+    /// Width of a head of queries, keys and values.
+    pub head_dim: usize,
+    /// Rotated part of a query/key head, its start; even.
+    pub rope_dim: usize,
+    /// Whether the projections of queries, keys and values have a bias.
+    pub has_bias: bool,
+    /// Whether each head of queries and keys is normalised before it is rotated.
+    pub has_qk_norm: bool,
+}
+
+impl GqaConfig {
+    /// Values that the KV cache keeps for a token and layer: a key and a value for each head.
+    #[must_use]
+    pub fn cache_width(&self) -> usize {
+        2 * self.num_kv_heads * self.head_dim
+    }
 }
 
 /// Sizes of multi-head latent attention.
@@ -239,7 +315,7 @@ pub struct MoeConfig {
     pub routed_scaling_factor: f64,
     /// Divide the chosen scores by their sum before scaling, whatever the scoring and the choice.
     /// (Readers of DeepSeek-V2 configs differ here: some never divide, some divide and then do not
-    /// scale. In configs of the types supported here the field means both.)
+    /// scale. Those configs are refused if it is true.)
     pub norm_topk_prob: bool,
     /// How the router scores.
     pub scoring: RouterScoring,
@@ -317,7 +393,7 @@ impl ModelConfig {
         self.num_index_layers() * n_bytes_per_key
     }
 
-    /// Bytes of latent KV cache a token, over all layers and the MTP layers; index keys come on
+    /// Bytes of KV cache a token, over all layers and the MTP layers; index keys come on
     /// top ([`ModelConfig::index_bytes_per_token`]).
     #[must_use]
     pub fn kv_bytes_per_token(&self, n_bytes_per_value: usize) -> usize {

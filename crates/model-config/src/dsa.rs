@@ -1,6 +1,6 @@
 //! Validation of the settings of sparse attention, and the schedule of its layers.
 
-use crate::config::{Architecture, DsaConfig, IndexerKind, MlaConfig};
+use crate::config::{Architecture, AttentionConfig, DsaConfig, IndexerKind};
 use crate::error::ConfigError;
 use crate::raw::{Letters, RawConfig};
 use crate::validate::{MAX_HEAD_DIM, MAX_HEADS, layer_list, size, size_up_to};
@@ -9,22 +9,30 @@ use crate::validate::{MAX_HEAD_DIM, MAX_HEADS, layer_list, size, size_up_to};
 const DEFAULT_SKIP_OFFSET: usize = 2;
 const ONLY_LAYER_TYPE: &str = "deepseek_sparse_attention";
 
-/// `None` for a DeepSeek-V3 config without `index_topk`: its attention is dense, and what else it
-/// may say about indexers has no effect.
+/// `None` for a config without `index_topk` of an architecture that may be dense; what else it may
+/// say about indexers has no effect.
 pub(crate) fn dsa(
     raw: &RawConfig,
     architecture: Architecture,
-    attention: &MlaConfig,
+    attention: &AttentionConfig,
     n_layers: LayerCounts,
 ) -> Result<Option<DsaConfig>, ConfigError> {
     if raw.index_topk.is_none() {
-        if architecture == Architecture::DeepseekV3 {
-            return Ok(None);
+        match architecture {
+            Architecture::DeepseekV2 | Architecture::DeepseekV3 | Architecture::Glm4Moe => {
+                return Ok(None);
+            }
+            Architecture::DeepseekV32 | Architecture::GlmMoeDsa => {}
         }
         let reason = "is missing, but this model's attention is sparse; set it to the number of \
                       keys that a row attends, or use the model_type `deepseek_v3` if it is dense";
         return Err(raw.invalid("index_topk", reason));
     }
+    let AttentionConfig::Mla(attention) = attention else {
+        let reason = "is set, but this model's attention is grouped-query, which has no sparse \
+                      form here; remove it if the attention is dense";
+        return Err(raw.unsupported("index_topk", reason));
+    };
     if attention.q_lora_rank.is_none() {
         let reason = "is missing; the indexer of sparse attention (index_topk) makes its queries \
                       from the query latent, so it needs one";

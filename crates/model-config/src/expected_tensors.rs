@@ -1,6 +1,6 @@
 //! The tensors that a validated model must bring, by name and shape.
 
-use crate::config::{DsaConfig, ModelConfig};
+use crate::config::{AttentionConfig, DsaConfig, GqaConfig, MlaConfig, ModelConfig};
 use crate::quantization::DeclaredFormats;
 
 /// The dtype a tensor is loaded in.
@@ -155,7 +155,11 @@ impl SpecList {
         let layer = format!("model.layers.{layer_idx}");
         let hidden = config.hidden_size;
         self.add(format!("{layer}.input_layernorm.weight"), &[hidden]);
-        self.attention(config, &format!("{layer}.self_attn"));
+        let attention = format!("{layer}.self_attn");
+        match &config.attention {
+            AttentionConfig::Mla(mla) => self.mla(mla, &attention, hidden),
+            AttentionConfig::Gqa(gqa) => self.gqa(gqa, &attention, hidden),
+        }
         if config.has_indexer(layer_idx) {
             self.indexer(config, &format!("{layer}.self_attn.indexer"));
         }
@@ -167,9 +171,7 @@ impl SpecList {
         }
     }
 
-    fn attention(&mut self, config: &ModelConfig, prefix: &str) {
-        let mla = &config.attention;
-        let hidden = config.hidden_size;
+    fn mla(&mut self, mla: &MlaConfig, prefix: &str, hidden: usize) {
         let q_width = mla.num_heads * mla.qk_head_dim();
         if let Some(rank) = mla.q_lora_rank {
             self.add(format!("{prefix}.q_a_proj.weight"), &[rank, hidden]);
@@ -187,10 +189,24 @@ impl SpecList {
         self.add(format!("{prefix}.o_proj.weight"), &[hidden, mla.num_heads * mla.v_head_dim]);
     }
 
+    fn gqa(&mut self, gqa: &GqaConfig, prefix: &str, hidden: usize) {
+        let (q_width, kv_width) = (gqa.num_heads * gqa.head_dim, gqa.num_kv_heads * gqa.head_dim);
+        for (name, width) in [("q_proj", q_width), ("k_proj", kv_width), ("v_proj", kv_width)] {
+            self.add(format!("{prefix}.{name}.weight"), &[width, hidden]);
+            if gqa.has_bias {
+                self.add(format!("{prefix}.{name}.bias"), &[width]);
+            }
+        }
+        if gqa.has_qk_norm {
+            self.add(format!("{prefix}.q_norm.weight"), &[gqa.head_dim]);
+            self.add(format!("{prefix}.k_norm.weight"), &[gqa.head_dim]);
+        }
+        self.add(format!("{prefix}.o_proj.weight"), &[hidden, q_width]);
+    }
+
     fn indexer(&mut self, config: &ModelConfig, prefix: &str) {
-        let (Some(dsa), Some(q_lora_rank)) = (&config.dsa, config.attention.q_lora_rank) else {
-            return;
-        };
+        let q_lora_rank = config.attention.mla().and_then(|mla| mla.q_lora_rank);
+        let (Some(dsa), Some(q_lora_rank)) = (&config.dsa, q_lora_rank) else { return };
         let DsaConfig { index_n_heads, index_head_dim, .. } = *dsa;
         let hidden = config.hidden_size;
         let q_width = index_n_heads * index_head_dim;

@@ -10,10 +10,11 @@
 //! that this version cannot run.
 //!
 //! **Invariants** of a [`ModelConfig`]: no size is zero, and none so large that the bytes of all
-//! tensors overflow; the experts divide evenly into their groups and the kept groups hold enough of
-//! them to choose from; the rotated part of a head is even; sparse attention has a query latent to
-//! index with and a first layer that selects; a scaled rope has a factor of at least 1; every
-//! end-of-sequence id is in the vocabulary.
+//! tensors overflow; the experts divide evenly into their groups and the kept groups hold enough
+//! of them to choose from; the rotated part of a head is even, and equally many query heads share
+//! a head of keys; sparse attention has a query latent to index with and a first layer that
+//! selects; a scaled rope has a factor of at least 1; every end-of-sequence id is in the
+//! vocabulary.
 //!
 //! ```
 //! use model_config::{ModelConfig, RawConfig};
@@ -31,6 +32,7 @@
 //! # Ok::<(), model_config::ConfigError>(())
 //! ```
 
+mod attention;
 mod config;
 mod diagnosis;
 mod dsa;
@@ -49,8 +51,8 @@ mod validate;
 mod tests;
 
 pub use config::{
-    Architecture, DsaConfig, ExpertChoice, IndexerKind, MlaConfig, ModelConfig, MoeConfig,
-    RopeConfig, RouterScoring, StoredDtype, YarnConfig,
+    Architecture, AttentionConfig, DsaConfig, ExpertChoice, GqaConfig, IndexerKind, MlaConfig,
+    ModelConfig, MoeConfig, RopeConfig, RouterScoring, StoredDtype, YarnConfig,
 };
 pub use diagnosis::ConfigDiagnosis;
 pub use error::ConfigError;

@@ -1,13 +1,11 @@
 //! Validation of the mixture of experts.
 
-use crate::config::{ExpertChoice, MoeConfig, RouterScoring};
+use crate::config::{Architecture, ExpertChoice, MoeConfig, RouterScoring};
 use crate::dsa::LayerCounts;
 use crate::error::ConfigError;
 use crate::raw::RawConfig;
 use crate::validate::{MAX_WIDTH, at_most, count, layer_list, positive, size, size_up_to};
 
-/// Default of the published DeepSeek-V3 configuration class, which old files leave out.
-const DEFAULT_ROUTED_SCALING_FACTOR: f64 = 2.5;
 /// Routed experts of all layers together; the largest public models have 30 thousand.
 const MAX_EXPERTS: usize = 1 << 18;
 const MAX_SHARED_EXPERTS: usize = 1 << 6;
@@ -15,14 +13,22 @@ const MAX_SHARED_EXPERTS: usize = 1 << 6;
 /// `None` if the config names no routed experts.
 pub(crate) fn moe(
     raw: &RawConfig,
+    architecture: Architecture,
     n_layers: LayerCounts,
 ) -> Result<Option<MoeConfig>, ConfigError> {
     if raw.n_routed_experts.is_none() {
         check_layer_types(raw, None, n_layers)?;
         return Ok(None);
     }
-    let scoring = router_scoring(raw)?;
+    let is_v2 = architecture == Architecture::DeepseekV2;
+    let scoring = router_scoring(raw, is_v2)?;
     let choice = expert_choice(raw, scoring)?;
+    if is_v2 && raw.norm_topk_prob == Some(true) {
+        // transformers does not divide, the model's own code divides and does not scale, and others
+        // do both.
+        let reason = "is true, on which readers of this model_type differ; only false is supported";
+        return Err(raw.unsupported("norm_topk_prob", reason));
+    }
     let mut config = MoeConfig {
         n_routed_experts: size(raw, "n_routed_experts", raw.n_routed_experts)?,
         num_experts_per_tok: size(raw, "num_experts_per_tok", raw.num_experts_per_tok)?,
@@ -39,9 +45,9 @@ pub(crate) fn moe(
             raw,
             "routed_scaling_factor",
             raw.routed_scaling_factor,
-            DEFAULT_ROUTED_SCALING_FACTOR,
+            default_routed_scaling_factor(architecture),
         )?,
-        norm_topk_prob: raw.norm_topk_prob.unwrap_or(true),
+        norm_topk_prob: raw.norm_topk_prob.unwrap_or(!is_v2),
         scoring,
         choice,
         first_k_dense_replace: first_k_dense_replace(raw, n_layers)?,
@@ -74,8 +80,17 @@ fn check_n_experts(
     Err(raw.invalid("n_routed_experts", reason))
 }
 
-fn router_scoring(raw: &RawConfig) -> Result<RouterScoring, ConfigError> {
+/// Defaults of the published configuration classes, which old files leave out.
+fn default_routed_scaling_factor(architecture: Architecture) -> f64 {
+    match architecture {
+        Architecture::DeepseekV2 | Architecture::Glm4Moe => 1.0,
+        Architecture::DeepseekV3 | Architecture::DeepseekV32 | Architecture::GlmMoeDsa => 2.5,
+    }
+}
+
+fn router_scoring(raw: &RawConfig, is_v2: bool) -> Result<RouterScoring, ConfigError> {
     match raw.scoring_func.as_deref() {
+        None if is_v2 => Ok(RouterScoring::Softmax),
         None | Some("sigmoid") => Ok(RouterScoring::Sigmoid),
         Some("softmax") => Ok(RouterScoring::Softmax),
         Some(other) => {

@@ -107,6 +107,8 @@ raw_config! {
     rope_scaling: Map<String, Value>,
     rope_parameters: Map<String, Value>,
     rope_interleave: bool,
+    partial_rotary_factor: f64,
+    use_qk_norm: bool,
     n_routed_experts: usize,
     num_experts_per_tok: usize,
     n_shared_experts: usize,

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::config::{RopeConfig, YarnConfig};
+use crate::config::{Architecture, RopeConfig, YarnConfig};
 use crate::error::ConfigError;
 use crate::fields::Fields;
 use crate::raw::RawConfig;
@@ -12,7 +12,7 @@ const DEFAULT_ROPE_THETA: f64 = 10_000.0;
 
 /// `rope_parameters` (new) comes before `rope_scaling` and `rope_theta` (old); where both are
 /// given they must agree.
-pub(crate) fn rope(raw: &RawConfig) -> Result<RopeConfig, ConfigError> {
+pub(crate) fn rope(raw: &RawConfig, architecture: Architecture) -> Result<RopeConfig, ConfigError> {
     let mut new = Fields::of(raw, "rope_parameters", raw.rope_parameters.as_ref());
     let mut old = Fields::of(raw, "rope_scaling", raw.rope_scaling.as_ref());
     let new_theta = match &mut new {
@@ -27,11 +27,27 @@ pub(crate) fn rope(raw: &RawConfig) -> Result<RopeConfig, ConfigError> {
         let reason = "and `rope_parameters` ask for different scalings; remove one of the two";
         return Err(raw.invalid("rope_scaling", reason));
     }
+    let is_glm4 = architecture == Architecture::Glm4Moe;
+    let yarn = new_yarn.or(old_yarn).flatten();
+    if is_glm4 && yarn.is_some() {
+        let field = if new.is_some() { "rope_parameters" } else { "rope_scaling" };
+        return Err(raw.unsupported(field, "asks for yarn, which is not supported for glm4_moe"));
+    }
     Ok(RopeConfig {
         theta: positive(raw, "rope_theta", theta, DEFAULT_ROPE_THETA)?,
-        interleaved: raw.rope_interleave.unwrap_or(true),
-        yarn: new_yarn.or(old_yarn).flatten(),
+        interleaved: raw.rope_interleave.unwrap_or(!is_glm4),
+        yarn,
     })
+}
+
+/// Which part of a head is rotated, in either spelling.
+pub(crate) fn partial_rotary_factor(raw: &RawConfig) -> Result<Option<f64>, ConfigError> {
+    let field = "partial_rotary_factor";
+    let new = match &mut Fields::of(raw, "rope_parameters", raw.rope_parameters.as_ref()) {
+        Some(fields) => fields.take(field)?,
+        None => None,
+    };
+    either(raw, (field, raw.partial_rotary_factor), ("rope_parameters.partial_rotary_factor", new))
 }
 
 /// The YaRN settings of an object; `None` if it asks for no scaling.

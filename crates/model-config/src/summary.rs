@@ -182,7 +182,9 @@ fn quant_method(raw: &RawConfig) -> Option<String> {
 }
 
 fn kv_values_per_layer(raw: &RawConfig) -> Option<usize> {
-    if let Some(kv_lora_rank) = raw.kv_lora_rank {
+    // Files of models with grouped-query attention may have leftovers of latent attention.
+    let kv_lora_rank = raw.kv_lora_rank.filter(|_| raw.model_type() != Some("glm4_moe"));
+    if let Some(kv_lora_rank) = kv_lora_rank {
         return kv_lora_rank.checked_add(raw.qk_rope_head_dim?);
     }
     let n_heads = raw.num_key_value_heads.or(raw.num_attention_heads)?;

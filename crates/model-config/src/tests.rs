@@ -2,6 +2,7 @@
 
 mod diagnosis;
 mod dsa;
+mod families;
 mod hostile;
 mod lite;
 mod moe;
@@ -65,14 +66,14 @@ fn the_bundled_config_is_read_field_by_field() {
         dtype: Some(StoredDtype::Bfloat16),
         eos_token_ids: vec![1],
         bos_token_id: Some(0),
-        attention: MlaConfig {
+        attention: AttentionConfig::Mla(MlaConfig {
             num_heads: 4,
             q_lora_rank: Some(128),
             kv_lora_rank: 64,
             qk_nope_head_dim: 32,
             qk_rope_head_dim: 16,
             v_head_dim: 32,
-        },
+        }),
         dsa: None,
         rope: RopeConfig { theta: 10_000.0, interleaved: true, yarn: None },
         moe: Some(MoeConfig {
@@ -106,7 +107,7 @@ fn every_fixture_is_read() {
     assert_eq!(groups.dtype, Some(StoredDtype::Float32));
     assert!(groups.rope.interleaved);
     assert!(!load("v3-half-split-rope").rope.interleaved);
-    assert_eq!(load("v3-no-qlora").attention.q_lora_rank, None);
+    assert_eq!(load("v3-no-qlora").attention.mla().unwrap().q_lora_rank, None);
     let yarn = YarnConfig {
         factor: 4.0,
         beta_fast: 32.0,
@@ -334,13 +335,14 @@ fn a_field_of_the_wrong_type_is_refused_by_name() {
 
 #[test]
 fn other_model_types_are_refused_with_the_supported_ones() {
-    for model_type in ["deepseek_v2", "deepseek_v4", "glm4_moe", "llama", ""] {
+    for model_type in ["deepseek_v4", "glm4", "llama", ""] {
         let error = config_with(&json!({"model_type": model_type})).unwrap_err();
         assert!(matches!(error, ConfigError::Unsupported { .. }), "{error}");
         assert_eq!(error.field(), Some("model_type"));
         let message = error.to_string();
         assert!(message.contains(&format!("`{model_type}`")), "{message}");
-        assert!(message.contains("`deepseek_v3`, `deepseek_v32` or `glm_moe_dsa`"), "{message}");
+        let supported = "`deepseek_v2`, `deepseek_v3`, `deepseek_v32`, `glm_moe_dsa` or `glm4_moe`";
+        assert!(message.contains(supported), "{message}");
     }
 }
 
@@ -351,7 +353,7 @@ fn a_summary_knows_grouped_query_caches() {
         "head_dim": 16, "hidden_size": 64, "dtype": "float32"}"#;
     let summary = ConfigSummary::new(&RawConfig::parse(text, "config.json").unwrap());
     assert_eq!(summary.kv_bytes_per_token, Some(2 * 2 * 16 * 3 * 4));
-    assert!(summary.refusal.unwrap().contains("glm4_moe"));
+    assert!(summary.refusal.unwrap().contains("vocab_size"));
     let empty = ConfigSummary::new(&RawConfig::parse("{}", "config.json").unwrap());
     assert_eq!((empty.kv_bytes_per_token, empty.num_mtp_layers), (None, 0));
 }

@@ -1,6 +1,7 @@
 //! Second stage: refuse what contradicts itself or cannot be run, and fill in the defaults.
 
-use crate::config::{Architecture, MlaConfig, ModelConfig, StoredDtype};
+use crate::attention::attention;
+use crate::config::{Architecture, ModelConfig, StoredDtype};
 use crate::dsa::{LayerCounts, dsa};
 use crate::error::ConfigError;
 use crate::moe::moe;
@@ -34,7 +35,7 @@ impl ModelConfig {
             size_up_to(raw, "num_hidden_layers", raw.num_hidden_layers, MAX_LAYERS)?;
         let vocab_size = size(raw, "vocab_size", raw.vocab_size)?;
         let n_layers = LayerCounts { target: num_hidden_layers, mtp: num_mtp_layers(raw)? };
-        let attention = attention(raw)?;
+        let attention = attention(raw, architecture)?;
         let default_eps = default_rms_norm_eps(architecture);
         let max_position = raw.max_position_embeddings.or(Some(DEFAULT_MAX_POSITION_EMBEDDINGS));
         Ok(Self {
@@ -57,9 +58,9 @@ impl ModelConfig {
             bos_token_id: raw.bos_token_id,
             dsa: dsa(raw, architecture, &attention, n_layers)?,
             attention,
-            rope: rope(raw)?,
+            rope: rope(raw, architecture)?,
             quantization: quantization(raw)?,
-            moe: moe(raw, n_layers)?,
+            moe: moe(raw, architecture, n_layers)?,
         })
     }
 }
@@ -79,6 +80,7 @@ fn refuse_nested(raw: &RawConfig) -> Result<(), ConfigError> {
 fn architecture(raw: &RawConfig) -> Result<Architecture, ConfigError> {
     let model_type = raw.model_type().ok_or_else(|| raw.missing("model_type"))?;
     match model_type {
+        "deepseek_v2" => Ok(Architecture::DeepseekV2),
         // Kimi-K2 is DeepSeek-V3 under a name of its own, as its `architectures` say.
         "deepseek_v3" | "kimi_k2" => Ok(Architecture::DeepseekV3),
         // So is GLM-4.7-Flash: weights of one give the same logits in the other. But what its
@@ -90,10 +92,11 @@ fn architecture(raw: &RawConfig) -> Result<Architecture, ConfigError> {
         "glm4_moe_lite" => Ok(Architecture::DeepseekV3),
         "deepseek_v32" => Ok(Architecture::DeepseekV32),
         "glm_moe_dsa" => Ok(Architecture::GlmMoeDsa),
+        "glm4_moe" => Ok(Architecture::Glm4Moe),
         _ => {
             let reason = format!(
                 "is `{model_type}`, which is not supported; use a model of the type \
-                 `deepseek_v3`, `deepseek_v32` or `glm_moe_dsa`"
+                 `deepseek_v2`, `deepseek_v3`, `deepseek_v32`, `glm_moe_dsa` or `glm4_moe`"
             );
             Err(raw.unsupported("model_type", reason))
         }
@@ -103,16 +106,14 @@ fn architecture(raw: &RawConfig) -> Result<Architecture, ConfigError> {
 /// Defaults of the published configuration classes for files that leave the field out.
 fn default_rms_norm_eps(architecture: Architecture) -> f64 {
     match architecture {
-        Architecture::DeepseekV3 | Architecture::DeepseekV32 => 1e-6,
-        Architecture::GlmMoeDsa => 1e-5,
+        Architecture::DeepseekV2 | Architecture::DeepseekV3 | Architecture::DeepseekV32 => 1e-6,
+        Architecture::GlmMoeDsa | Architecture::Glm4Moe => 1e-5,
     }
 }
 
 fn refuse_unsupported(raw: &RawConfig) -> Result<(), ConfigError> {
-    for (field, value) in [("attention_bias", raw.attention_bias), ("mlp_bias", raw.mlp_bias)] {
-        if value == Some(true) {
-            return Err(raw.unsupported(field, "is true; only false is supported"));
-        }
+    if raw.mlp_bias == Some(true) {
+        return Err(raw.unsupported("mlp_bias", "is true; only false is supported"));
     }
     // They would change what the model computes, so they are not ignored.
     let fields = [("sliding_window", &raw.sliding_window), ("swiglu_limit", &raw.swiglu_limit)];
@@ -266,39 +267,4 @@ fn eos_token_ids(raw: &RawConfig, vocab_size: usize) -> Result<Vec<u32>, ConfigE
         }
     }
     Ok(ids)
-}
-
-fn attention(raw: &RawConfig) -> Result<MlaConfig, ConfigError> {
-    let num_heads = size_up_to(raw, "num_attention_heads", raw.num_attention_heads, MAX_HEADS)?;
-    let head_dim = |field: &str, value| size_up_to(raw, field, value, MAX_HEAD_DIM);
-    if let Some(n) = raw.num_key_value_heads.filter(|&n| n != num_heads) {
-        let reason = format!(
-            "is {n} but num_attention_heads is {num_heads}; with latent attention they are equal"
-        );
-        return Err(raw.invalid("num_key_value_heads", reason));
-    }
-    let q_lora_rank = match raw.q_lora_rank {
-        None => None,
-        rank => Some(size_up_to(raw, "q_lora_rank", rank, MAX_WIDTH)?),
-    };
-    let config = MlaConfig {
-        num_heads,
-        q_lora_rank,
-        kv_lora_rank: size_up_to(raw, "kv_lora_rank", raw.kv_lora_rank, MAX_WIDTH)?,
-        qk_nope_head_dim: head_dim("qk_nope_head_dim", raw.qk_nope_head_dim)?,
-        qk_rope_head_dim: head_dim("qk_rope_head_dim", raw.qk_rope_head_dim)?,
-        v_head_dim: head_dim("v_head_dim", raw.v_head_dim)?,
-    };
-    if config.qk_rope_head_dim % 2 == 1 {
-        let reason = format!("is {}; it must be even", config.qk_rope_head_dim);
-        return Err(raw.invalid("qk_rope_head_dim", reason));
-    }
-    if let Some(n) = raw.qk_head_dim.filter(|&n| n != config.qk_head_dim()) {
-        let reason = format!(
-            "is {n} but qk_nope_head_dim + qk_rope_head_dim is {}; remove it or make them agree",
-            config.qk_head_dim()
-        );
-        return Err(raw.invalid("qk_head_dim", reason));
-    }
-    Ok(config)
 }

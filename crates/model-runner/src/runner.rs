@@ -7,7 +7,7 @@ use engine_types::{
     StepPlan, StepQueue, StepTokens, TokenId, TokenLogprobs,
 };
 use model_config::ModelConfig;
-use models::{DeepseekMtp, ForwardOutput, LoadedModel};
+use models::{ForwardOutput, LoadedModel, MtpLayers};
 use spec_decode::{DraftMethod, DraftSeq, EagleProposer, IndexShareFacts};
 use tch::{Device, Tensor};
 
@@ -76,7 +76,7 @@ impl Runner {
             (AttentionChoice::Auto, Device::Cpu) => Box::new(CpuBackend),
             _ => Box::new(ReferenceBackend),
         };
-        let can_share = model.mtp.as_ref().is_some_and(DeepseekMtp::can_share_selection);
+        let can_share = model.mtp.as_ref().is_some_and(MtpLayers::can_share_selection);
         let proposer = proposer(&model.config, (num_mtp_layers, can_share), options)?;
         tracing::info!(
             num_blocks = limits.num_blocks,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use model_config::{Architecture, ConfigError};
+use model_config::ConfigError;
 use torch_ext::TensorError;
 use weights::WeightsError;
 
@@ -14,8 +14,6 @@ pub enum LoadError {
     Config(ConfigError),
     /// The checkpoint was refused.
     Weights(WeightsError),
-    /// No model here runs this architecture.
-    Architecture(Architecture),
     /// A layer could not be built from its tensors.
     Tensor(TensorError),
 }
@@ -25,9 +23,6 @@ impl fmt::Display for LoadError {
         match self {
             Self::Config(error) => error.fmt(f),
             Self::Weights(error) => error.fmt(f),
-            Self::Architecture(architecture) => {
-                write!(f, "no model runs the architecture {architecture:?}")
-            }
             Self::Tensor(error) => write!(f, "a layer cannot be built: {error}"),
         }
     }
@@ -38,7 +33,6 @@ impl std::error::Error for LoadError {
         match self {
             Self::Config(error) => error.source(),
             Self::Weights(error) => error.source(),
-            Self::Architecture(_) => None,
             Self::Tensor(error) => Some(error),
         }
     }

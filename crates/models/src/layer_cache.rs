@@ -1,7 +1,7 @@
 //! The caches of the layers.
 
 use attention_backends::FP8_SCALE_BYTES;
-use model_config::DsaConfig;
+use model_config::{AttentionConfig, DsaConfig};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::registry::LoadedModel;
@@ -47,8 +47,9 @@ impl IndexCacheDtype {
 /// [`AttentionBackend`](attention_backends::AttentionBackend).
 #[derive(Debug)]
 pub struct LayerCache {
-    /// Latents, `[n_slots, cache_width]`.
-    pub latent: Tensor,
+    /// Latents `[n_slots, cache_width]`, or keys and values `[n_slots, num_kv_heads, 2, head_dim]`,
+    /// as the model's attention is.
+    pub kv: Tensor,
     /// Index keys, in layers with an indexer of their own
     /// ([`ModelConfig::has_indexer`](model_config::ModelConfig::has_indexer)).
     pub index: Option<Tensor>,
@@ -74,7 +75,7 @@ impl LayerCache {
 
     /// The caches of the layer.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        std::iter::once(&self.latent).chain(&self.index)
+        std::iter::once(&self.kv).chain(&self.index)
     }
 }
 
@@ -92,13 +93,18 @@ impl LoadedModel {
         init: KvInit,
     ) -> Result<Vec<LayerCache>, TchError> {
         let kind = self.dtype.kind();
-        let width = self.config.attention.cache_width();
+        let kv_shape = match &self.config.attention {
+            AttentionConfig::Mla(mla) => vec![mla.cache_width()],
+            AttentionConfig::Gqa(gqa) => vec![gqa.num_kv_heads, 2, gqa.head_dim],
+        };
         let layers = (0..self.num_cache_layers()).map(|layer_idx| {
             let dsa = self.config.dsa.as_ref().filter(|_| self.config.has_indexer(layer_idx));
             let index = dsa.map(|dsa| index_dtype.format(dsa, kind));
             Ok(LayerCache {
-                latent: cache(n_slots, (kind, width), self.device, init)?,
-                index: index.map(|format| cache(n_slots, format, self.device, init)).transpose()?,
+                kv: cache(n_slots, (kind, &kv_shape), self.device, init)?,
+                index: index
+                    .map(|(kind, width)| cache(n_slots, (kind, &[width]), self.device, init))
+                    .transpose()?,
             })
         });
         layers.collect()
@@ -107,11 +113,12 @@ impl LoadedModel {
 
 fn cache(
     n_slots: i64,
-    (kind, width): (Kind, usize),
+    (kind, slot): (Kind, &[usize]),
     device: Device,
     init: KvInit,
 ) -> Result<Tensor, TchError> {
-    let (shape, options) = ([n_slots, width as i64], (kind, device));
+    let shape: Vec<i64> = slot.iter().map(|&n| n as i64).collect();
+    let (shape, options) = ([&[n_slots], &shape[..]].concat(), (kind, device));
     match (init, kind) {
         (KvInit::Zero, _) => Tensor::f_zeros(shape, options),
         // The code of NaN in e4m3.

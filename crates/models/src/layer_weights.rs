@@ -1,15 +1,14 @@
 //! From checkpoint names to layers.
 
-use model_config::ModelConfig;
-use nn_layers::{
-    GatedMlp, Indexer, IndexerWeights, Linear, MlaProjections, MlaWeights, MoeMlp, MoeParts, Ops,
-    RmsNorm,
-};
+use model_config::{AttentionConfig, ModelConfig};
+use nn_layers::{GatedMlp, Linear, MoeMlp, MoeParts, Ops, RmsNorm};
 use tch::Tensor;
 use weights::{LoadedWeight, TensorMap, WeightsError};
 
-use crate::decoder_layer::{DecoderLayer, FeedForward};
+use crate::decoder_layer::{Attention, DecoderLayer, FeedForward};
+use crate::deepseek_v3::LatentAttention;
 use crate::error::LoadError;
+use crate::glm4_moe::GroupedAttention;
 
 /// Takes tensors out of a map and builds layers of them.
 pub(crate) struct LayerBuilder<'a> {
@@ -42,45 +41,21 @@ impl LayerBuilder<'_> {
         let layer = format!("model.layers.{layer_idx}");
         Ok(DecoderLayer {
             input_norm: self.norm(&format!("{layer}.input_layernorm"))?,
-            attention: self.attention(&format!("{layer}.self_attn"))?,
-            indexer: if self.config.has_indexer(layer_idx) {
-                Some(self.indexer(&format!("{layer}.self_attn.indexer"))?)
-            } else {
-                None
-            },
-            softmax_scale: self.config.softmax_scale(),
+            attention: self.attention(layer_idx)?,
             post_attention_norm: self.norm(&format!("{layer}.post_attention_layernorm"))?,
             feed_forward: self.feed_forward(&format!("{layer}.mlp"), layer_idx)?,
         })
     }
 
-    fn attention(&mut self, prefix: &str) -> Result<MlaProjections, LoadError> {
-        let config = self.config;
-        let has_q_latent = config.attention.q_lora_rank.is_some();
-        let name = |name: &str| format!("{prefix}.{name}");
-        let weights = MlaWeights {
-            q_a: self.matrix(&name(if has_q_latent { "q_a_proj" } else { "q_proj" }))?,
-            q_b: if has_q_latent {
-                Some((self.weight(&name("q_a_layernorm"))?, self.matrix(&name("q_b_proj"))?))
-            } else {
-                None
-            },
-            kv_a: self.matrix(&name("kv_a_proj_with_mqa"))?,
-            kv_a_norm: self.weight(&name("kv_a_layernorm"))?,
-            kv_b: self.weight(&name("kv_b_proj"))?,
-            o: self.matrix(&name("o_proj"))?,
-        };
-        Ok(MlaProjections::new(&weights, &config.attention, config.rms_norm_eps, self.ops)?)
-    }
-
-    fn indexer(&mut self, prefix: &str) -> Result<Indexer, LoadError> {
-        let dsa = self.config.dsa.as_ref().expect("an indexer belongs to sparse attention");
-        let name = |name: &str| format!("{prefix}.{name}");
-        let (q, k) = (self.matrix(&name("wq_b"))?, self.matrix(&name("wk"))?);
-        let head_weights = self.weight(&name("weights_proj"))?;
-        let k_norm = (self.weight(&name("k_norm"))?, self.tensors.take(&name("k_norm.bias"))?);
-        let weights = IndexerWeights { q, k, k_norm, head_weights };
-        Ok(Indexer::new(&weights, dsa, self.ops)?)
+    fn attention(&mut self, layer_idx: usize) -> Result<Attention, LoadError> {
+        Ok(match &self.config.attention {
+            AttentionConfig::Mla(mla) => {
+                Attention::Latent(LatentAttention::build(self, mla, layer_idx)?)
+            }
+            AttentionConfig::Gqa(gqa) => {
+                Attention::Grouped(GroupedAttention::build(self, gqa, layer_idx)?)
+            }
+        })
     }
 
     fn feed_forward(&mut self, prefix: &str, layer_idx: usize) -> Result<FeedForward, LoadError> {
@@ -114,12 +89,12 @@ impl LayerBuilder<'_> {
     }
 
     /// A weight in the dtype that the model computes in.
-    fn weight(&mut self, name: &str) -> Result<Tensor, LoadError> {
+    pub(crate) fn weight(&mut self, name: &str) -> Result<Tensor, LoadError> {
         Ok(self.tensors.take(&format!("{name}.weight"))?)
     }
 
     /// The weight of a linear layer, which may stay quantised.
-    fn matrix(&mut self, name: &str) -> Result<LoadedWeight, LoadError> {
+    pub(crate) fn matrix(&mut self, name: &str) -> Result<LoadedWeight, LoadError> {
         Ok(self.tensors.take_weight(&format!("{name}.weight"))?)
     }
 }

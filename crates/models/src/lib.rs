@@ -1,6 +1,7 @@
-//! Models of the DeepSeek-V3 family (V3, R1, V3.2, GLM-5, GLM-5.2) and their MTP layers.
+//! The DeepSeek family (V2, V3, R1, V3.2, Kimi-K2, GLM-5, GLM-5.2) and GLM-4.5, with their MTP
+//! layers.
 //!
-//! **Owns** the order of layers: target model ([`CausalLm`]), MTP layers ([`DeepseekMtp`]), and the
+//! **Owns** the order of layers: target model ([`CausalLm`]), MTP layers ([`MtpLayers`]), and the
 //! way from a checkpoint to both ([`load`]). **Must not know** requests, plans, sampling, or who
 //! owns a KV block.
 //!
@@ -36,19 +37,21 @@
 //! ```
 
 mod causal_lm;
+mod decoder;
 mod decoder_layer;
-mod deepseek_mtp;
 mod deepseek_v3;
 mod error;
+mod glm4_moe;
 mod layer_cache;
 mod layer_weights;
+mod mtp;
 mod registry;
 
 #[cfg(test)]
 mod tests;
 
 pub use causal_lm::{CausalLm, ForwardContext, ForwardOutput};
-pub use deepseek_mtp::{BoundMtp, DeepseekMtp};
 pub use error::LoadError;
 pub use layer_cache::{IndexCacheDtype, KvInit, LayerCache};
+pub use mtp::{BoundMtp, MtpLayers};
 pub use registry::{ComputeDtype, LoadOptions, LoadedModel, load};

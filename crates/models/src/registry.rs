@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use model_config::{Architecture, ModelConfig};
+use model_config::ModelConfig;
 use nn_layers::Ops;
 use tch::{Device, Kind};
 use weights::LoadFormat;
 
 use crate::causal_lm::CausalLm;
-use crate::deepseek_mtp::DeepseekMtp;
-use crate::deepseek_v3::DeepseekV3;
+use crate::decoder::Decoder;
 use crate::error::LoadError;
 use crate::layer_weights::LayerBuilder;
+use crate::mtp::MtpLayers;
 
 /// The dtype of weights, and of activations where plain tensor operations compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub struct LoadedModel {
     /// The target model.
     pub target: Box<dyn CausalLm>,
     /// The MTP layers, if drafting was asked for.
-    pub mtp: Option<DeepseekMtp>,
+    pub mtp: Option<MtpLayers>,
     /// Where it runs.
     pub device: Device,
     /// What it computes in, and the dtype of its caches.
@@ -86,7 +86,7 @@ impl LoadedModel {
     /// MTP layers that were loaded; 0 without drafting.
     #[must_use]
     pub fn num_mtp_layers(&self) -> usize {
-        self.mtp.as_ref().map_or(0, DeepseekMtp::num_layers)
+        self.mtp.as_ref().map_or(0, MtpLayers::num_layers)
     }
 }
 
@@ -104,13 +104,7 @@ pub fn load(dir: &Path, options: LoadOptions) -> Result<LoadedModel, LoadError> 
     // Fused layers decode as they compute; plain ones would hold the values.
     let tensors = tensors.keep_packed(ops == Ops::Fused);
     let mut builder = LayerBuilder { config: &config, tensors, ops };
-    let (target, mtp) = match config.architecture {
-        Architecture::DeepseekV3 | Architecture::DeepseekV32 | Architecture::GlmMoeDsa => {
-            let target = DeepseekV3::build(&mut builder)?;
-            let mtp = drafting.then(|| DeepseekMtp::build(&mut builder, &target));
-            (target, mtp.transpose()?)
-        }
-        other => return Err(LoadError::Architecture(other)),
-    };
+    let target = Decoder::build(&mut builder)?;
+    let mtp = drafting.then(|| MtpLayers::build(&mut builder, &target)).transpose()?;
     Ok(LoadedModel { config, target: Box::new(target), mtp, device, dtype })
 }

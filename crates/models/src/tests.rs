@@ -2,12 +2,12 @@
 
 mod dummy;
 mod fixtures;
+mod glm4_moe;
 mod index_share;
 mod made;
 mod mtp;
 mod oracle;
 mod quantized;
-mod softmax;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -78,7 +78,7 @@ impl Rig {
 
     /// Sequence `seq` owns every fourth block, from the top down, so that tables are not sorted.
     fn blocks(&self, seq: u32) -> Vec<u32> {
-        let n_blocks = u32::try_from(self.caches[0].latent.size()[0]).unwrap() / self.block_size;
+        let n_blocks = u32::try_from(self.caches[0].kv.size()[0]).unwrap() / self.block_size;
         (0..n_blocks / 4).rev().map(|block| block * 4 + seq).collect()
     }
 

@@ -29,6 +29,7 @@
 //! ```
 
 mod embedding;
+mod gqa;
 mod indexer;
 mod linear;
 mod mla;
@@ -43,6 +44,7 @@ mod router;
 mod tests;
 
 pub use embedding::Embedding;
+pub use gqa::{GqaParts, GqaProjections, GqaRows};
 pub use indexer::{Indexer, IndexerWeights};
 pub use linear::Linear;
 pub use mla::{MlaLatents, MlaProjections, MlaWeights};

@@ -79,7 +79,7 @@ impl RotaryTable {
 /// Which part of a head is rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RotatedPart {
-    /// The first `rope_dim` values, as in the heads of an indexer.
+    /// The first `rope_dim` values, as in the heads of an indexer and of grouped-query attention.
     Start,
     /// The last `rope_dim` values, as in the heads of latent attention.
     End,

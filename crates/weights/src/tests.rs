@@ -6,7 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use model_config::{ConfigError, LoadDtype, ModelConfig, RawConfig, TensorRole, TensorSpec};
+use model_config::{
+    AttentionConfig, ConfigError, LoadDtype, ModelConfig, RawConfig, TensorRole, TensorSpec,
+};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tch::{Device, Kind, Tensor};
@@ -414,7 +416,8 @@ fn every_unfit_tensor_is_in_one_error() {
 fn a_config_of_another_size_is_refused_tensor_by_tensor() {
     let dir = bundled("tiny-dsv3");
     let mut config = ModelConfig::load(&dir).unwrap();
-    config.attention.kv_lora_rank = 48;
+    let AttentionConfig::Mla(mla) = &mut config.attention else { panic!("it is latent") };
+    mla.kv_lora_rank = 48;
     config.num_hidden_layers = 4;
     let error = Checkpoint::open(&dir).unwrap().check(&config.target_tensors()).unwrap_err();
     let WeightsError::Unfit { missing, misshapen, .. } = &error else { panic!("{error}") };

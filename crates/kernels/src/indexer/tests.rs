@@ -10,7 +10,7 @@ use crate::fp8::{self, store_fp8_key};
 use crate::paged::PagedRows;
 use crate::simd::Isa;
 use crate::test_util::{Pages, Random, assert_same_bits};
-use crate::{LatentCache, MlaBatch, MlaShape, SelectedKeys, mla_attention};
+use crate::{CacheRows, MlaBatch, MlaShape, SelectedKeys, mla_attention};
 
 const TINY: IndexShape = IndexShape { n_heads: 4, head_dim: 32, topk: 16, scale: 0.18 };
 const SHAPES: [IndexShape; 4] = [
@@ -333,7 +333,7 @@ fn unused_entries_are_ignored_and_short_rows_are_dense() {
     let attend = |case: &Case, keys: Option<SelectedKeys<'_>>| {
         let batch = MlaBatch { q_lat: &q_lat, q_pe: &q_pe, rows: case.rows(0..5), keys };
         let mut out = vec![f32::NAN; q_lat.len()];
-        mla_attention(&mla, LatentCache::F32(&case.keys), &batch, &mut out);
+        mla_attention(&mla, CacheRows::F32(&case.keys), &batch, &mut out);
         out
     };
     // The last row is padding, and behind the counts are leftovers that nobody may look up.

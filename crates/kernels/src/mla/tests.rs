@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{LatentCache, MlaBatch, MlaShape, SelectedKeys, mla_attention, mla_attention_on};
+use super::{CacheRows, MlaBatch, MlaShape, SelectedKeys, mla_attention, mla_attention_on};
 use crate::test_util::{Pages, Random, assert_close, assert_same_bits, on_every_isa};
 
 const TINY: MlaShape = MlaShape { n_heads: 4, kv_lora_rank: 64, rope_dim: 16, scale: 0.2 };
@@ -63,7 +63,7 @@ impl Case {
 
     fn run(&self, tokens: std::ops::Range<usize>) -> Vec<f32> {
         let mut out = vec![f32::NAN; tokens.len() * self.row_len()];
-        let cache = LatentCache::F32(&self.cache);
+        let cache = CacheRows::F32(&self.cache);
         mla_attention(&self.shape, cache, &self.tokens(tokens), &mut out);
         out
     }
@@ -109,7 +109,7 @@ fn agrees_with_the_reference_and_never_reads_an_unused_slot() {
         let case = Case::new(&mut random, shape, &SEQS);
         let n_out = case.pages.positions.len() * case.row_len();
         let out = on_every_isa(n_out, |isa, out| {
-            mla_attention_on(isa, &shape, LatentCache::F32(&case.cache), &case.batch(), out);
+            mla_attention_on(isa, &shape, CacheRows::F32(&case.cache), &case.batch(), out);
         });
         assert_close(&out, &case.reference(&case.cache), 1e-5);
     }
@@ -124,7 +124,7 @@ fn a_bf16_cache_equals_its_widened_copy() {
         case.cache = narrow.iter().map(|x| x.to_f32()).collect();
         let n_tokens = case.pages.positions.len();
         let out = on_every_isa(n_tokens * case.row_len(), |isa, out| {
-            mla_attention_on(isa, &shape, LatentCache::Bf16(&narrow), &case.batch(), out);
+            mla_attention_on(isa, &shape, CacheRows::Bf16(&narrow), &case.batch(), out);
         });
         assert_same_bits(&case.run(0..n_tokens), &out, "bf16 and f32 cache");
     }
@@ -235,7 +235,7 @@ impl Case {
         let batch = self.tokens(tokens.clone());
         let batch = MlaBatch { keys: Some(selection.keys(tokens)), ..batch };
         on_every_isa(batch.rows.n_tokens() * self.row_len(), |isa, out| {
-            mla_attention_on(isa, &self.shape, LatentCache::F32(&self.cache), &batch, out);
+            mla_attention_on(isa, &self.shape, CacheRows::F32(&self.cache), &batch, out);
         })
     }
 }
@@ -268,7 +268,7 @@ fn attends_to_the_selected_keys_and_nothing_else() {
             let last = [selected.len() as i32 - 1];
             batch.rows.positions = &last;
             let mut dense = vec![f32::NAN; out.len()];
-            mla_attention(&shape, LatentCache::F32(&own), &batch, &mut dense);
+            mla_attention(&shape, CacheRows::F32(&own), &batch, &mut dense);
             assert_same_bits(&dense, out, "dense attention to the selected keys");
             assert_same_bits(&case.run_sparse(&selection, token..token + 1), out, "alone");
         }

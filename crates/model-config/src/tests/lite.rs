@@ -24,7 +24,7 @@ fn glm52_lite_is_glm52_at_a_smaller_size() {
         qk_rope_head_dim: 64,
         v_head_dim: 256,
     };
-    assert_eq!(config.attention, mla);
+    assert_eq!(config.attention.mla(), Some(&mla));
     assert_eq!((config.hidden_size, config.intermediate_size), (2048, 6144));
     assert_eq!((config.vocab_size, config.num_mtp_layers), (32_768, 1));
     let dsa = config.dsa.as_ref().unwrap();
@@ -53,7 +53,7 @@ fn dsv3_lite_has_dense_attention_without_a_query_latent() {
         qk_rope_head_dim: 64,
         v_head_dim: 128,
     };
-    assert_eq!((&config.attention, &config.dsa), (&mla, &None));
+    assert_eq!((config.attention.mla(), &config.dsa), (Some(&mla), &None));
     assert_eq!((config.hidden_size, config.intermediate_size), (2048, 10_944));
     assert_eq!((config.num_hidden_layers, config.num_mtp_layers), (27, 1));
     assert_eq!(config.vocab_size, 32_768);

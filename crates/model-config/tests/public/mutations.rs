@@ -5,7 +5,7 @@ use model_config::{ConfigSummary, ModelConfig};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::{Fields, MODELS, published, raw, read, runnable};
+use crate::{Fields, MODELS, in_bfloat16, published, raw, read};
 
 /// Replaces a field of the config or of an object in it; `None` removes it.
 fn replace(fields: &mut Fields, path: &[String], value: Option<Value>) {
@@ -81,8 +81,8 @@ fn assert_named(message: &str, faulty: &[Vec<String>]) {
 fn one_fault_is_named() {
     let (mut n_refused, mut n_read) = (0, 0);
     // One of each shape; the random faults below are in all of them.
-    for name in ["deepseek-v2", "moonlight-16b-a3b", "kimi-k2-instruct", "glm-5.2"] {
-        let whole = if name == "deepseek-v2" { runnable(name) } else { published(name) };
+    for name in ["deepseek-v2", "moonlight-16b-a3b", "kimi-k2-instruct", "glm-4.5-air", "glm-5.2"] {
+        let whole = published(name);
         assert_eq!(refusal(&whole), None, "{name}");
         for path in paths(&whole) {
             for fault in faults() {
@@ -110,7 +110,7 @@ proptest! {
         seeds in proptest::collection::vec(
             (any::<proptest::sample::Index>(), proptest::sample::select(faults())), 1..5),
     ) {
-        let mut fields = if is_published { published(model.0) } else { runnable(model.0) };
+        let mut fields = if is_published { published(model) } else { in_bfloat16(model) };
         let is_whole = read(&fields).is_ok();
         let paths = paths(&fields);
         let mut faulty = Vec::new();

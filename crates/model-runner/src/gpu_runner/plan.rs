@@ -3,7 +3,7 @@
 use std::fmt;
 
 use engine_types::ExecutorLimits;
-use gpu_model::{MemoryNeeds, PassLimits};
+use gpu_model::{MemoryNeeds, PassLimits, check_architecture};
 use gpu_runtime::Memory;
 use half::bf16;
 use model_config::{ModelConfig, TensorSpec};
@@ -64,8 +64,8 @@ impl GpuPlan {
     ///
     /// # Errors
     ///
-    /// [`RunnerError`] if an option is outside its bounds or not for a GPU, or
-    /// [`RunnerError::GpuMemory`] if there is no room.
+    /// [`RunnerError`] if the architecture or an option is not for a GPU, an option is outside its
+    /// bounds, or [`RunnerError::GpuMemory`] if there is no room.
     pub fn new(
         memory: Memory,
         config: &ModelConfig,
@@ -73,6 +73,7 @@ impl GpuPlan {
         dtype: ComputeDtype,
         options: &RunnerOptions,
     ) -> Result<Self, RunnerError> {
+        check_architecture(config)?;
         refuse(options)?;
         let drafts = options.num_speculative_tokens;
         let num_mtp_layers = if drafts > 0 { config.num_mtp_layers } else { 0 };

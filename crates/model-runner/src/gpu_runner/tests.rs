@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 use std::rc::Rc;
 
 use batch_layout::BatchLayout;
@@ -235,11 +236,29 @@ fn mixed_known() -> StepPlan {
 const GIB: usize = 1 << 30;
 
 fn plan(free: usize, options: &RunnerOptions) -> Result<GpuPlan, RunnerError> {
-    let config = config();
+    plan_of(&config(), free, options)
+}
+
+fn plan_of(
+    config: &ModelConfig,
+    free: usize,
+    options: &RunnerOptions,
+) -> Result<GpuPlan, RunnerError> {
     let mut tensors = config.target_tensors();
     tensors.extend(config.all_mtp_tensors());
     let memory = Memory { free, total: 10 * GIB };
-    GpuPlan::new(memory, &config, &tensors, ComputeDtype::Bfloat16, options)
+    GpuPlan::new(memory, config, &tensors, ComputeDtype::Bfloat16, options)
+}
+
+#[test]
+fn an_architecture_without_a_gpu_model_is_refused_by_name() {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/fixtures");
+    for (name, architecture) in [("glm4-moe-mha", "Glm4Moe"), ("v2-softmax", "DeepseekV2")] {
+        let config = ModelConfig::load(&Path::new(fixtures).join(name)).unwrap();
+        let error = plan_of(&config, 9 * GIB, &RunnerOptions::default()).unwrap_err();
+        let expected = format!("{architecture} does not run on a GPU: give --device cpu");
+        assert_eq!(error.to_string(), expected);
+    }
 }
 
 #[test]

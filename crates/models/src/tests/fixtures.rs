@@ -2,8 +2,16 @@
 
 use super::*;
 
-const FIXTURES: [&str; 6] =
-    ["v3-yarn", "v3-half-split-rope", "v3-groups", "v3-no-qlora", "v32-dsa", "glm-shared"];
+const FIXTURES: [&str; 8] = [
+    "v2-softmax",
+    "v3-yarn",
+    "v3-half-split-rope",
+    "v3-groups",
+    "v3-no-qlora",
+    "v32-dsa",
+    "glm-shared",
+    "glm4-moe-mha",
+];
 
 struct Expected {
     ids: [Vec<i64>; 2],
@@ -37,7 +45,7 @@ fn check(rig: &Rig, found: &Tensor, expected: &Expected) {
 
 /// Of the hidden states of two sequences the rows that there are `logits` `[2, rows, vocab]` of:
 /// the last ones of each.
-pub(super) fn last_rows(hidden: &Tensor, logits: &Tensor) -> Tensor {
+fn last_rows(hidden: &Tensor, logits: &Tensor) -> Tensor {
     let n_rows = logits.size()[1];
     let of_both = hidden.view([2, -1, hidden.size()[1]]);
     of_both.narrow(1, of_both.size()[1] - n_rows, n_rows).flatten(0, 1)
@@ -99,24 +107,32 @@ fn chunks_of_seven_over_blocks_of_four_agree() {
 
 #[test]
 fn a_row_has_the_same_bits_alone_and_in_company() {
-    let Expected { ids, .. } = expected("v3-groups");
-    let rig = Rig::fixture("v3-groups", Ops::Fused);
+    for name in ["v3-groups", "glm4-moe-mha"] {
+        check_company(name);
+    }
+}
+
+fn check_company(name: &str) {
+    let Expected { ids, .. } = expected(name);
+    let rig = Rig::fixture(name, Ops::Fused);
     let together = rig.forward(&[(0, 0, 20), (1, 0, 9)], &[&ids[0][..20], &ids[1][..9]].concat());
     let alone = rig.forward(&[(2, 0, 9)], &ids[1][..9]);
-    assert_eq!(together.narrow(0, 20, 9), alone);
+    assert_eq!(together.narrow(0, 20, 9), alone, "{name}");
     // A verify window of four rows beside another prefill, and the same rows one at a time.
     let tokens = [&ids[0][20..33], &ids[1][9..13]].concat();
     let window = rig.forward(&[(0, 20, 13), (1, 9, 4)], &tokens).narrow(0, 13, 4);
     for row in 0..4 {
         let token = &ids[1][9 + row..10 + row];
         let single = rig.forward(&[(2, 9 + row, 1)], token);
-        assert_eq!(window.narrow(0, row as i64, 1), single, "row {row}");
+        assert_eq!(window.narrow(0, row as i64, 1), single, "{name}, row {row}");
     }
 }
 
 #[test]
 fn a_checkpoint_without_mtp_layers_does_not_draft() {
     let options = LoadOptions { drafting: true, ..LoadOptions::default() };
-    let error = load(&data("fixtures/v3-groups"), options).err().unwrap().to_string();
-    assert!(error.contains("model.layers.3.eh_proj.weight"), "{error}");
+    for name in ["v3-groups", "glm4-moe-mha"] {
+        let error = load(&data("fixtures").join(name), options).err().unwrap().to_string();
+        assert!(error.contains("model.layers.3.eh_proj.weight"), "{name}: {error}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use attention_backends::{IndexQuery, MlaQuery, Selection};
+use attention_backends::{GqaQuery, IndexQuery, MlaQuery, Selection};
 use engine_types::TokenId;
 use spec_decode::{DraftSeq, EagleProposer, Proposal};
 use torch_ext::TensorError;
@@ -47,6 +47,25 @@ impl AttentionBackend for Recorder {
         let selection = query.selection.expect("attention of these models is sparse");
         self.attended.lock().unwrap().push(selection.to_rows()?);
         CpuBackend.mla(query, cache, layout)
+    }
+
+    fn write_kv(
+        &self,
+        _cache: &Tensor,
+        _k: &Tensor,
+        _v: &Tensor,
+        _layout: &DeviceLayout,
+    ) -> Result<(), TensorError> {
+        unreachable!("attention of these models is latent")
+    }
+
+    fn gqa(
+        &self,
+        _query: GqaQuery<'_>,
+        _cache: &Tensor,
+        _layout: &DeviceLayout,
+    ) -> Result<Tensor, TensorError> {
+        unreachable!("attention of these models is latent")
     }
 
     fn write_index_keys(

@@ -138,7 +138,7 @@ fn each_layer_has_its_own_weights_cache_and_where_stored_head_and_embedding() {
     assert_eq!(mtp.num_layers(), 2);
     let hidden = row([9.0; 4]);
     let is_written =
-        |layer: usize| rig.caches[layer].latent.isnan().logical_not().any().int64_value(&[]) == 1;
+        |layer: usize| rig.caches[layer].kv.isnan().logical_not().any().int64_value(&[]) == 1;
 
     let first = step(&rig, 0, 2, &hidden, 0);
     check(&first, [2.0, 0.0, 0.0, 0.0]); // the target's embedding, normed

@@ -33,7 +33,7 @@ fn output_rows_have_the_bits_of_a_full_pass_and_all_kv_is_written() {
         let seqs = [(0, 0, 5), (1, 0, 4)];
         let hidden = rig.forward(&seqs, &PROMPT);
         let full = step(&rig, &seqs, (&PROMPT, &hidden), None);
-        let all_kv = rig.caches[5].latent.copy();
+        let all_kv = rig.caches[5].kv.copy();
         rig.reset(4, 1024);
         let rows = step(&rig, &seqs, (&PROMPT, &hidden), Some(&[2, 4, 8]));
         let expected = full.index_select(0, &ids(&[2, 4, 8]));
@@ -41,7 +41,7 @@ fn output_rows_have_the_bits_of_a_full_pass_and_all_kv_is_written() {
         if ops == Ops::Fused {
             assert_eq!(rows, expected);
         }
-        assert!(rig.caches[5].latent.allclose(&all_kv, 0.0, 0.0, true));
+        assert!(rig.caches[5].kv.allclose(&all_kv, 0.0, 0.0, true));
     }
 }
 
@@ -53,7 +53,7 @@ fn no_output_row_still_writes_kv() {
         let hidden = rig.forward(&seqs, &PROMPT);
         let none = step(&rig, &seqs, (&PROMPT, &hidden), Some(&[]));
         assert_eq!(none.size(), [0, 256]);
-        let n_written = rig.caches[5].latent.select(1, 0).isnan().logical_not().sum(Kind::Int64);
+        let n_written = rig.caches[5].kv.select(1, 0).isnan().logical_not().sum(Kind::Int64);
         assert_eq!(n_written.int64_value(&[]), 9);
     }
 }

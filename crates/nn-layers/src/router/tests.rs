@@ -71,6 +71,35 @@ fn ties_go_to_the_lowest_id() {
     }
 }
 
+/// The routers of DeepSeek-V2, whose scores are a softmax and choose alone.
+#[test]
+fn ties_of_softmax_scores_go_to_the_lowest_id() {
+    let softmax = |choice, n_group, topk_group| MoeConfig {
+        scoring: RouterScoring::Softmax,
+        norm_topk_prob: false,
+        choice,
+        n_group,
+        topk_group,
+        ..config(8, 3)
+    };
+    let tied = [1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0];
+    for ops in BOTH {
+        let greedy = softmax(ExpertChoice::Greedy, 1, 1);
+        assert_eq!(route(&[0.0; 8], &[], &greedy, ops).0, [0, 1, 2], "{ops:?}");
+        assert_eq!(route(&tied, &[], &greedy, ops).0, [0, 3, 5], "{ops:?}");
+        // All groups are worth the same, so the first two are kept.
+        let grouped = softmax(ExpertChoice::GroupLimitedGreedy, 4, 2);
+        let (ids, weights) = route(&tied, &[], &grouped, ops);
+        assert_eq!(ids, [0, 3, 1], "{ops:?}");
+        // Weights are shares of all experts, the dropped ones included.
+        let total = 4.0 * 1f64.exp() + 4.0;
+        for (found, logit) in weights.iter().zip([1.0f64, 1.0, 0.0]) {
+            let expected = 2.5 * logit.exp() / total;
+            assert!((found - expected).abs() < 1e-6, "{ops:?}: {found} is not {expected}");
+        }
+    }
+}
+
 #[test]
 fn the_best_expert_of_a_dropped_group_is_not_chosen() {
     for ops in BOTH {

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{LatentCache, MlaBatch, MlaShape, RowTile};
+use super::{Batch, CacheRows, RowTile, Shape, Values};
 use crate::exp::exp;
 use crate::parallel::Disjoint;
 use crate::simd::{F32x16, Kernel, LANES, Lanes, widen_bf16};
@@ -15,9 +15,9 @@ const GROUPS: usize = KEYS / LANES;
 const SHARED_ROWS: usize = 4;
 
 pub(super) struct Attend<'a> {
-    pub(super) shape: &'a MlaShape,
-    pub(super) cache: LatentCache<'a>,
-    pub(super) batch: &'a MlaBatch<'a>,
+    pub(super) shape: &'a Shape,
+    pub(super) cache: CacheRows<'a>,
+    pub(super) batch: &'a Batch<'a>,
     pub(super) tile: RowTile,
     /// The whole output; this tile owns its rows of it.
     pub(super) out: &'a Disjoint<'a, f32>,
@@ -45,10 +45,15 @@ impl Kernel for Attend<'_> {
 
     #[inline(always)]
     fn run<V: F32x16>(self) {
-        let n_vectors = (self.shape.kv_lora_rank + self.shape.rope_dim).div_ceil(LANES);
-        let n_values = self.shape.kv_lora_rank.div_ceil(LANES);
+        let n_query = self.shape.key.div_ceil(LANES);
+        let n_values = self.shape.value.div_ceil(LANES);
+        // A key and its value begin with a vector each, or share theirs.
+        let (first_value, n_vectors) = match self.shape.values {
+            Values::InKeys => (0, n_query),
+            Values::BehindKeys => (n_query, n_query + n_values),
+        };
         let mut rows = self.rows();
-        let queries = self.load_queries(n_vectors);
+        let queries = self.load_queries(n_query);
         // A block of keys in f32: `[GROUPS, n_vectors]`, padded with zeros.
         let mut keys = vec![[Lanes::ZERO; LANES]; GROUPS * n_vectors];
         let mut sums = vec![Lanes::ZERO; rows.len() * n_values];
@@ -61,7 +66,7 @@ impl Kernel for Attend<'_> {
             }
             // A group of keys stays in the first cache while all rows use it.
             for (group, keys) in keys.chunks_exact(n_vectors).enumerate() {
-                for (row, query) in rows.iter_mut().zip(queries.chunks_exact(n_vectors)) {
+                for (row, query) in rows.iter_mut().zip(queries.chunks_exact(n_query)) {
                     row.score::<V>(group, query, keys, self.shape.scale);
                 }
             }
@@ -71,7 +76,7 @@ impl Kernel for Attend<'_> {
             for (group, keys) in keys.chunks_exact(n_vectors).enumerate() {
                 let shared = rows.chunks(SHARED_ROWS);
                 for (rows, sums) in shared.zip(sums.chunks_mut(SHARED_ROWS * n_values)) {
-                    accumulate_shared::<V>(rows, group, &keys[..n_values], sums);
+                    accumulate_shared::<V>(rows, group, &keys[first_value..][..n_values], sums);
                 }
             }
         }
@@ -97,9 +102,8 @@ impl Attend<'_> {
         .collect()
     }
 
-    /// Latent and rotary queries side by side, `[n_rows, n_vectors]`, padded with zeros.
+    /// The parts of the queries side by side, `[n_rows, n_vectors]`, padded with zeros.
     fn load_queries(&self, n_vectors: usize) -> Vec<Lanes> {
-        let (kv_lora_rank, rope_dim) = (self.shape.kv_lora_rank, self.shape.rope_dim);
         let n_rows = self.tile.tokens.len() * self.tile.heads.len();
         let mut queries = vec![Lanes::ZERO; n_rows * n_vectors];
         let mut rows = queries.chunks_exact_mut(n_vectors);
@@ -107,30 +111,42 @@ impl Attend<'_> {
             for head in self.tile.heads.clone() {
                 let query = Lanes::flatten_mut(rows.next().expect("one query per row"));
                 let index = token * self.shape.n_heads + head;
-                let latent = &self.batch.q_lat[index * kv_lora_rank..][..kv_lora_rank];
-                let rotary = &self.batch.q_pe[index * rope_dim..][..rope_dim];
-                query[..kv_lora_rank].copy_from_slice(latent);
-                query[kv_lora_rank..][..rope_dim].copy_from_slice(rotary);
+                let [(first, n_first), (second, n_second)] = self.batch.queries;
+                query[..n_first].copy_from_slice(&first[index * n_first..][..n_first]);
+                query[n_first..][..n_second]
+                    .copy_from_slice(&second[index * n_second..][..n_second]);
             }
         }
         queries
     }
 
-    /// Copies the cache rows of the next `n_keys` keys.
+    /// Copies the next `n_keys` keys, and their values where these are behind them, from the cache.
     #[inline(always)]
     fn gather<V: F32x16>(&self, first_key: usize, n_keys: usize, keys: &mut [KeyLanes]) {
-        let width = self.shape.kv_lora_rank + self.shape.rope_dim;
-        let n_vectors = keys.len() / GROUPS;
+        let (row_width, head_width) = (self.shape.row_width(), self.shape.head_width());
+        let first = self.tile.heads.start / self.shape.group_size() * head_width;
+        let (n_vectors, n_query) = (keys.len() / GROUPS, self.shape.key.div_ceil(LANES));
         let mut key = 0;
         while key < n_keys {
             let (slot, n_run) = self.slot_run(first_key + key);
             let end = n_keys.min(key + n_run);
             for (slot, key) in (slot..).zip(key..end) {
                 let group = &mut keys[key / LANES * n_vectors..][..n_vectors];
-                let values = slot * width..(slot + 1) * width;
+                let lane = key % LANES;
+                let start = slot * row_width + first;
+                let row = start..start + head_width;
+                let (keys, values) = group.split_at_mut(n_query);
                 match self.cache {
-                    LatentCache::F32(rows) => copy_f32::<V>(&rows[values], group, key % LANES),
-                    LatentCache::Bf16(rows) => copy_bf16(&rows[values], group, key % LANES),
+                    CacheRows::F32(rows) => {
+                        let (key, value) = rows[row].split_at(self.shape.key);
+                        copy_f32::<V>(key, keys, lane);
+                        copy_f32::<V>(value, values, lane);
+                    }
+                    CacheRows::Bf16(rows) => {
+                        let (key, value) = rows[row].split_at(self.shape.key);
+                        copy_bf16(key, keys, lane);
+                        copy_bf16(value, values, lane);
+                    }
                 }
             }
             key = end;
@@ -141,7 +157,7 @@ impl Attend<'_> {
     /// included.
     #[inline(always)]
     fn slot_run(&self, key: usize) -> (usize, usize) {
-        let MlaBatch { rows, keys, .. } = self.batch;
+        let Batch { rows, keys, .. } = self.batch;
         let token = self.tile.tokens.start;
         match keys {
             None => rows.slot_run(token, key),
@@ -151,7 +167,7 @@ impl Attend<'_> {
 
     #[inline(always)]
     fn finish<V: F32x16>(&self, row: &RowState, sums: &mut [Lanes]) {
-        let n = self.shape.kv_lora_rank;
+        let n = self.shape.value;
         let index = row.token * self.shape.n_heads + row.head;
         // SAFETY: a row of the output belongs to one (token, head), hence to one tile, and a tile
         // stores it once.

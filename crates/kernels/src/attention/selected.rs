@@ -15,14 +15,14 @@ pub struct SelectedKeys<'a> {
 
 impl<'a> SelectedKeys<'a> {
     /// The positions of a token.
-    pub(super) fn row(&self, token: usize) -> &'a [i32] {
+    pub(crate) fn row(&self, token: usize) -> &'a [i32] {
         &self.indices[token * self.topk..][..self.counts[token] as usize]
     }
 
     /// Panics unless the counts fit and every position that will be read is visible to its token.
     ///
     /// A wrong position is never clamped: that would hide the fault of whoever selected it.
-    pub(super) fn check(&self, rows: &PagedRows<'_>) {
+    pub(crate) fn check(&self, rows: &PagedRows<'_>) {
         let n_tokens = rows.n_tokens();
         assert_eq!(self.counts.len(), n_tokens, "counts is [T]");
         assert_eq!(self.indices.len(), n_tokens * self.topk, "indices is [T, topk]");

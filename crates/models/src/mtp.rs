@@ -1,4 +1,4 @@
-//! The multi-token-prediction layers of the DeepSeek-V3 family.
+//! The multi-token-prediction layers of every family.
 
 use attention_backends::AttentionBackend;
 use nn_layers::{Embedding, Linear, RmsNorm, RotaryTable};
@@ -6,14 +6,14 @@ use spec_decode::{DraftError, DraftInput, DraftModel, DraftOutput};
 use tch::{Kind, Tensor};
 use torch_ext::TensorError;
 
+use crate::decoder::Decoder;
 use crate::decoder_layer::{DecoderLayer, KeyChoice, LayerMemory, Rows};
-use crate::deepseek_v3::DeepseekV3;
 use crate::error::LoadError;
 use crate::layer_cache::LayerCache;
 use crate::layer_weights::LayerBuilder;
 
-/// The MTP layers of a checkpoint. [`DeepseekMtp::bind`] them to caches to draft.
-pub struct DeepseekMtp {
+/// The MTP layers of a checkpoint. [`MtpLayers::bind`] them to caches to draft.
+pub struct MtpLayers {
     layers: Vec<MtpLayer>,
     rotary: RotaryTable,
     /// Caches of the target in front of those of the MTP layers.
@@ -32,10 +32,10 @@ struct MtpLayer {
     head: Linear,
 }
 
-impl DeepseekMtp {
+impl MtpLayers {
     pub(crate) fn build(
         builder: &mut LayerBuilder<'_>,
-        target: &DeepseekV3,
+        target: &Decoder,
     ) -> Result<Self, LoadError> {
         let num_target_layers = builder.config.num_hidden_layers;
         let layer_idx = num_target_layers..num_target_layers + builder.config.num_mtp_layers;
@@ -56,7 +56,7 @@ impl DeepseekMtp {
     /// Whether a draft step can take the selection of an earlier one instead of running an indexer.
     #[must_use]
     pub fn can_share_selection(&self) -> bool {
-        self.layers.iter().all(|layer| layer.block.indexer.is_some())
+        self.layers.iter().all(|layer| layer.block.has_indexer())
     }
 
     /// The layers over `caches`, those of a pass: the target's layers first, then one for each MTP
@@ -80,7 +80,7 @@ impl DeepseekMtp {
 impl MtpLayer {
     fn build(
         builder: &mut LayerBuilder<'_>,
-        target: &DeepseekV3,
+        target: &Decoder,
         layer_idx: usize,
     ) -> Result<Self, LoadError> {
         let layer = format!("model.layers.{layer_idx}");
@@ -103,7 +103,7 @@ impl MtpLayer {
 
 /// MTP layers with their caches.
 pub struct BoundMtp<'a> {
-    mtp: &'a DeepseekMtp,
+    mtp: &'a MtpLayers,
     /// One for each MTP layer.
     caches: &'a [LayerCache],
     backend: &'a dyn AttentionBackend,
