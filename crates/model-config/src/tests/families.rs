@@ -47,7 +47,11 @@ fn normalised_queries_and_keys_bring_two_tensors_a_layer() {
     let config = read(glm45_air(), json!({"use_qk_norm": true, "attention_bias": false})).unwrap();
     let specs = config.target_tensors();
     let of_layer = |end: &str| {
-        specs.iter().filter(|spec| spec.name.ends_with(end)).map(|spec| spec.shape.clone()).last()
+        specs
+            .iter()
+            .filter(|spec| spec.name.ends_with(end))
+            .map(|spec| spec.shape.clone())
+            .next_back()
     };
     assert_eq!(of_layer("q_norm.weight"), Some(vec![128]));
     assert_eq!(of_layer("k_norm.weight"), Some(vec![128]));
