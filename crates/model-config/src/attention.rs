@@ -28,6 +28,13 @@ fn mla(raw: &RawConfig) -> Result<MlaConfig, ConfigError> {
         let reason = "is true; with latent attention only false is supported";
         return Err(raw.unsupported("attention_bias", reason));
     }
+    if let Some(factor) = partial_rotary_factor(raw)?.filter(|&factor| factor != 1.0) {
+        let reason = format!(
+            "is {factor}; with latent attention the rotated part is qk_rope_head_dim, so only 1 is \
+             supported"
+        );
+        return Err(raw.unsupported("partial_rotary_factor", reason));
+    }
     let num_heads = size_up_to(raw, "num_attention_heads", raw.num_attention_heads, MAX_HEADS)?;
     let head_dim = |field: &str, value| size_up_to(raw, field, value, MAX_HEAD_DIM);
     if let Some(n) = raw.num_key_value_heads.filter(|&n| n != num_heads) {

@@ -68,6 +68,7 @@ fn fields_without_a_meaning_here_are_ignored() {
         "aux_loss_alpha": 0.001, "seq_aux": true, "pretraining_tp": 1, "initializer_range": "x",
         "attention_dropout": 0.5, "use_cache": false, "pad_token_id": -1, "head_dim": 7,
         "moe_router_dtype": "float32", "transformers_version": 5, "mlp_bias": false,
+        "partial_rotary_factor": 1.0,
         "sliding_window": null, "swiglu_limit": null, "text_config": null, "vision_config": null
     });
     assert_eq!(valid(changes), valid(json!({})));
@@ -78,6 +79,7 @@ fn fields_that_would_change_the_model_are_refused() {
     let cases = [
         ("mlp_bias", json!(true), "only false"),
         ("sliding_window", json!(4096), "is 4096, which is not supported"),
+        ("partial_rotary_factor", json!(0.5), "only 1 is supported"),
         ("swiglu_limit", json!(7.5), "is 7.5, which is not supported"),
         ("text_config", json!({"model_type": "kimi_k2"}), "use a checkpoint of one"),
         ("vision_config", json!({"depth": 27}), "only language models are supported"),

@@ -2,7 +2,9 @@
 
 use model_config::ExpertChoice::{Greedy, GroupLimitedGreedy, NoauxTc};
 use model_config::RouterScoring::{Sigmoid, Softmax};
-use model_config::{Architecture, ConfigSummary, ExpertChoice, ModelConfig, RouterScoring};
+use model_config::{
+    Architecture, AttentionConfig, ConfigSummary, ExpertChoice, ModelConfig, RouterScoring,
+};
 use model_config::{DsaConfig, StoredDtype, WeightFormat};
 
 use crate::{MODELS, in_bfloat16, published, raw, read};
@@ -13,6 +15,8 @@ struct Expected {
     /// Vocabulary, hidden, MLP, layers, MTP layers, context.
     sizes: [usize; 6],
     /// Heads, query rank (0: none), key-value rank, and the heads without rope, with it, of values.
+    /// If grouped: heads, those of keys, their width, its rotated part, and whether there is a bias
+    /// and a norm.
     attention: [usize; 6],
     eps: f64,
     theta: f64,
@@ -131,6 +135,18 @@ const EXPECTED: &[Expected] = &[
         ..V3
     },
     Expected {
+        name: "glm-4.5-air",
+        architecture: Architecture::Glm4Moe,
+        sizes: [151_552, 4096, 10_944, 46, 1, 131_072],
+        attention: [96, 8, 128, 64, 1, 0],
+        experts: [128, 8, 1, 1408, 1, 1, 1],
+        weights: (1.0, true),
+        index: None,
+        eos: &[151_329, 151_336, 151_338],
+        kv_bytes: 192_512,
+        ..GLM5
+    },
+    Expected {
         name: "glm-4.7-flash",
         architecture: Architecture::DeepseekV3,
         sizes: [154_880, 2048, 10_240, 47, 1, 202_752],
@@ -172,13 +188,10 @@ fn check(config: &ModelConfig, expected: &Expected) {
         config.max_position_embeddings,
     ];
     assert_eq!(sizes, expected.sizes, "{name}");
-    let mla = config.attention.mla().expect("latent attention");
-    let query_rank = mla.q_lora_rank.unwrap_or(0);
-    let heads = [mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim];
-    let attention = [mla.num_heads, query_rank, mla.kv_lora_rank, heads[0], heads[1], heads[2]];
-    assert_eq!(attention, expected.attention, "{name}");
+    assert_eq!(attention(config), expected.attention, "{name}");
     assert_eq!((config.rms_norm_eps, config.rope.theta), (expected.eps, expected.theta), "{name}");
-    assert!(config.rope.interleaved && !config.tie_word_embeddings, "{name}");
+    assert_eq!(config.rope.interleaved, config.attention.mla().is_some(), "{name}");
+    assert!(!config.tie_word_embeddings, "{name}");
     let yarn = config.rope.yarn.as_ref().map(|yarn| {
         assert_eq!(yarn.mscale, yarn.mscale_all_dim, "{name}");
         assert_eq!(yarn.original_max_position_embeddings, 4096, "{name}");
@@ -201,6 +214,27 @@ fn check(config: &ModelConfig, expected: &Expected) {
     assert_eq!((config.bos_token_id, &config.eos_token_ids[..]), (expected.bos, expected.eos));
     assert_eq!(config.dtype, Some(StoredDtype::Bfloat16), "{name}");
     assert_eq!(config.kv_bytes_per_token(2), expected.kv_bytes, "{name}");
+}
+
+fn attention(config: &ModelConfig) -> [usize; 6] {
+    match &config.attention {
+        AttentionConfig::Mla(mla) => [
+            mla.num_heads,
+            mla.q_lora_rank.unwrap_or(0),
+            mla.kv_lora_rank,
+            mla.qk_nope_head_dim,
+            mla.qk_rope_head_dim,
+            mla.v_head_dim,
+        ],
+        AttentionConfig::Gqa(gqa) => [
+            gqa.num_heads,
+            gqa.num_kv_heads,
+            gqa.head_dim,
+            gqa.rope_dim,
+            usize::from(gqa.has_bias),
+            usize::from(gqa.has_qk_norm),
+        ],
+    }
 }
 
 fn check_index(config: &ModelConfig, expected: &Expected) {
@@ -241,16 +275,22 @@ fn fp8_changes_only_how_weights_are_stored() {
 
 #[test]
 fn summaries_say_the_same() {
-    let summary = ConfigSummary::new(&raw(&published("glm-4.5-air")).unwrap());
-    assert_eq!(summary.kv_bytes_per_token, Some(2 * 8 * 128 * 47 * 2));
-    assert_eq!((summary.num_hidden_layers, summary.num_mtp_layers), (Some(46), 1));
-    assert_eq!((summary.n_routed_experts, summary.num_experts_per_tok), (Some(128), Some(8)));
-    assert_eq!(summary.max_position_embeddings, Some(131_072));
-    for name in ["deepseek-v2", "deepseek-v3", "kimi-k2-instruct"] {
-        let expected = EXPECTED.iter().find(|expected| expected.name == name).unwrap();
+    assert_eq!(EXPECTED.len(), MODELS.len());
+    for expected in EXPECTED {
+        let name = expected.name;
         let summary = ConfigSummary::new(&raw(&published(name)).unwrap());
+        let [vocab, hidden, _, n_layers, n_mtp, context] = expected.sizes;
+        assert_eq!(
+            (summary.vocab_size, summary.hidden_size),
+            (Some(vocab), Some(hidden)),
+            "{name}"
+        );
+        assert_eq!((summary.num_hidden_layers, summary.num_mtp_layers), (Some(n_layers), n_mtp));
+        assert_eq!(summary.max_position_embeddings, Some(context), "{name}");
+        assert_eq!(summary.num_attention_heads, Some(expected.attention[0]), "{name}");
+        assert_eq!(summary.n_routed_experts, Some(expected.experts[0]), "{name}");
+        assert_eq!(summary.num_experts_per_tok, Some(expected.experts[1]), "{name}");
         assert_eq!(summary.kv_bytes_per_token, Some(expected.kv_bytes), "{name}");
-        assert_eq!(summary.num_mtp_layers, expected.sizes[4], "{name}");
     }
 }
 
