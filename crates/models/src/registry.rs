@@ -5,6 +5,7 @@ use std::path::Path;
 use model_config::ModelConfig;
 use nn_layers::Ops;
 use tch::{Device, Kind};
+use torch_ext::LoadingHeap;
 use weights::LoadFormat;
 
 use crate::causal_lm::CausalLm;
@@ -98,6 +99,7 @@ impl LoadedModel {
 /// `drafting`, also if the checkpoint promises no MTP layer or lacks one of their tensors.
 pub fn load(dir: &Path, options: LoadOptions) -> Result<LoadedModel, LoadError> {
     let config = ModelConfig::load(dir)?;
+    let _heap = LoadingHeap::begin();
     let LoadOptions { device, dtype, format, drafting, ops } = options;
     let ops = ops.unwrap_or_else(|| Ops::for_device(device));
     let tensors = weights::load(dir, &config, format, drafting, (device, dtype.kind()))?;

@@ -26,8 +26,10 @@
 //! ```
 
 mod error;
+mod heap;
 pub mod mmap;
 mod views;
 
 pub use error::TensorError;
+pub use heap::LoadingHeap;
 pub use views::{Element, empty, slice, slice_mut};
