@@ -240,7 +240,7 @@ pub(crate) struct InspectArgs {
     pub(crate) model: String,
     /// Drafts a step that it is to be loaded for; with 0 the MTP layers are neither needed nor
     /// counted as memory
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=8))]
     pub(crate) num_speculative_tokens: u32,
     #[command(flatten)]
     pub(crate) fit: FitArgs,

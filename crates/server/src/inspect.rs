@@ -76,13 +76,19 @@ impl Report<'_> {
         Some((bytes.kv, bytes.index))
     }
 
+    /// Tokens of the longest sequence.
+    fn longest(&self) -> u64 {
+        self.summary.config.max_position_embeddings.unwrap_or(usize::MAX) as u64
+    }
+
     /// What a GPU holds, with a name for how the weights are held.
     fn fits(&self) -> Option<Vec<(&'static str, Fit)>> {
         let args = &self.args.fit;
         let usable = (args.gpu_memory? as f64 * args.gpu_memory_utilization) as u64;
         let (kv, index) = self.cache_bytes()?;
-        let longest = self.summary.config.max_position_embeddings.unwrap_or(usize::MAX) as u64;
-        let (context, batch) = (args.context, args.batch);
+        let longest = self.longest();
+        // No sequence is longer than the model takes.
+        let (context, batch) = (args.context.min(longest), args.batch);
         let fit = |weights| Fit { usable, weights, token: kv + index, context, batch, longest };
         let stored = self.is_known().then(|| self.summary.total_bytes());
         let weights = [("as_loaded", self.loaded_bytes()), ("as_stored", stored)];
@@ -123,7 +129,7 @@ impl Report<'_> {
     fn gpu_json(&self) -> Value {
         let Some(fits) = self.fits() else { return Value::Null };
         let args = &self.args.fit;
-        let mut gpu = json!({"context": args.context, "batch": args.batch});
+        let mut gpu = json!({"context": args.context.min(self.longest()), "batch": args.batch});
         for (name, fit) in fits {
             gpu["usable_bytes"] = json!(fit.usable);
             // No memory has so many bytes that these would not be numbers of JSON.
@@ -188,7 +194,8 @@ impl Report<'_> {
         line("  weights", bytes(fit.weights.into()));
         line("  KV and index", format!("{}, {batch} x {context} tokens", bytes(fit.cache())));
         let sign = if fit.left() < 0 { "-" } else { "" };
-        line("  left", format!("{sign}{}", bytes(fit.left().unsigned_abs())));
+        let end = if fit.left() < 0 { ": does not fit" } else { "" };
+        line("  left", format!("{sign}{}{end}", bytes(fit.left().unsigned_abs())));
         line("  sequences", format!("at most {} of {context} tokens", fit.max_sequences()));
         let longest = grouped(fit.max_context());
         line("  context", format!("at most {longest} tokens for {batch} sequences"));

@@ -88,6 +88,13 @@ pub enum WeightsError {
         /// The tensors.
         misplaced: Vec<Misplaced>,
     },
+    /// There are shards, and no index that says which tensors they hold.
+    IndexAbsent {
+        /// The checkpoint folder.
+        dir: PathBuf,
+        /// How many files end in `.safetensors`.
+        n_shards: usize,
+    },
     /// Tensors that the model needs are missing, misshapen, or stored in a way that cannot be read.
     Unfit {
         /// The checkpoint folder.
@@ -156,6 +163,12 @@ impl fmt::Display for WeightsError {
             Self::NoWeights { dir } => write!(
                 f,
                 "{} has no weights: neither model.safetensors.index.json nor model.safetensors",
+                dir.display()
+            ),
+            Self::IndexAbsent { dir, n_shards } => write!(
+                f,
+                "{} has {n_shards} .safetensors files but no model.safetensors.index.json: get it, \
+                 or call a single file model.safetensors",
                 dir.display()
             ),
             Self::Read { file, source } => write!(f, "cannot read {}: {source}", file.display()),

@@ -44,6 +44,8 @@ pub fn load(
     match format {
         LoadFormat::Auto => {
             let checkpoint = Checkpoint::open(dir)?;
+            // A fault of the target is in the way with and without drafting.
+            checkpoint.check(&config.target_tensors())?;
             if drafting {
                 checkpoint.check_mtp(config)?;
             }

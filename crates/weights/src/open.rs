@@ -53,7 +53,11 @@ impl Survey {
         }
         let single = dir.join("model.safetensors");
         if !single.exists() {
-            return Err(WeightsError::NoWeights { dir: dir.to_path_buf() });
+            let dir = dir.to_path_buf();
+            return Err(match count_shards(&dir) {
+                0 => WeightsError::NoWeights { dir },
+                n_shards => WeightsError::IndexAbsent { dir, n_shards },
+            });
         }
         let (shards, faults) = open_all(vec![single]);
         let names = shards.iter().flat_map(|shard| shard.entries.keys());
@@ -79,6 +83,12 @@ impl Survey {
         let checkpoint = Checkpoint { dir: dir.to_path_buf(), shards, shard_of };
         Ok(Self { checkpoint, index: Some(index), is_index_alone, faults })
     }
+}
+
+/// Files that look like shards; none where the folder cannot be read.
+fn count_shards(dir: &Path) -> usize {
+    let files = dir.read_dir().into_iter().flatten().filter_map(Result::ok);
+    files.filter(|file| file.path().extension().is_some_and(|end| end == "safetensors")).count()
 }
 
 fn open_all(files: Vec<PathBuf>) -> (Vec<Arc<Shard>>, Vec<WeightsError>) {

@@ -158,8 +158,8 @@ fn quark_declares_by_pattern_then_globally() {
     assert_eq!(config.declared(EXPERT).formats, [Mxfp4]);
     assert_eq!(config.declared("model.layers.1.self_attn.q_b_proj.weight").formats, [Fp8Channel]);
     assert_eq!(config.declared("model.layers.1.mlp.gate.weight"), DeclaredFormats::default());
-    // Both patterns match; the file shows which one was meant.
-    assert_eq!(config.declared(ATTENTION).formats, [Fp8Tensor, Fp8Channel]);
+    // Both patterns match, in the order of the config; the file shows which one was meant.
+    assert_eq!(config.declared(ATTENTION).formats, [Fp8Channel, Fp8Tensor]);
     let excluded = config.declared("model.layers.2.self_attn.o_proj.weight");
     assert_eq!(excluded.excluded_by.as_deref(), Some("re:model.layers.2.*"));
     assert!(excluded.formats.is_empty());

@@ -5,6 +5,7 @@ use std::fs::{self, OpenOptions};
 use serde_json::Value;
 
 use crate::harness::{Checkpoint, INDEX, LAST_SHARD, MTP_PREFIX, fail_with, succeed};
+use crate::inspect::refused;
 
 const FIRST_SHARD: &str = "model-00001-of-00002.safetensors";
 
@@ -44,8 +45,8 @@ fn a_missing_target_tensor_is_named_with_and_without_drafting() {
     fail_with(&generate(&checkpoint), &[checkpoint.as_str(), gone]);
     fail_with(&without_drafting(&checkpoint), &[gone]);
     fail_with(&["score", "--model", checkpoint.as_str(), "--prompt-ids", "0,5"], &[gone]);
-    let text = succeed(&["inspect", checkpoint.as_str()]);
-    assert!(text.contains("not runnable") && text.contains(gone), "{text}");
+    let text = refused(&["inspect", checkpoint.as_str()]);
+    assert!(text.contains("cannot load") && text.contains(gone), "{text}");
 }
 
 #[test]
@@ -89,8 +90,18 @@ fn a_deleted_shard_is_named() {
     let checkpoint = Checkpoint::copy();
     fs::remove_file(checkpoint.file(LAST_SHARD)).unwrap();
     fail_with(&generate(&checkpoint), &[LAST_SHARD, INDEX]);
-    fail_with(&["inspect", checkpoint.as_str()], &[LAST_SHARD]);
+    assert!(refused(&["inspect", checkpoint.as_str()]).contains(LAST_SHARD));
     fail_with(&["serve", "--port", "0", "--model", checkpoint.as_str()], &[LAST_SHARD]);
+}
+
+#[test]
+fn shards_without_their_index_are_told() {
+    let checkpoint = Checkpoint::copy();
+    fs::remove_file(checkpoint.file(INDEX)).unwrap();
+    let expected = ["2 .safetensors files", INDEX];
+    fail_with(&generate(&checkpoint), &expected);
+    let text = refused(&["inspect", checkpoint.as_str()]);
+    assert!(expected.iter().all(|expected| text.contains(expected)), "{text}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn has_line(text: &str, label: &str, value: &str) -> bool {
 }
 
 /// What is said of a checkpoint that would not load.
-fn refused(args: &[&str]) -> String {
+pub(crate) fn refused(args: &[&str]) -> String {
     let output = tandem().args(args).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && stderr.is_empty(), "{args:?}: {stderr}");

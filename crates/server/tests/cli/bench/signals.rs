@@ -99,7 +99,7 @@ fn a_server_that_still_starts_is_stopped_and_there_is_no_result() {
     let mut bench = Bench(command.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
     let file = place.folder.path().join("pid");
     let pid = wait_for("the server", || fs::read_to_string(&file).ok());
-    bench.signal("-HUP");
+    bench.signal("-TERM");
     assert_eq!(bench.exit_code(), Some(130));
     wait_for("the server's end", || (!is_alive(pid.trim())).then_some(()));
     assert!(!place.file().exists());
