@@ -4,6 +4,8 @@
 //! cargo run --release -p models --example load -- DIR [bfloat16|float32]
 //! ```
 
+#![expect(clippy::print_stdout, reason = "its result goes to standard output")]
+
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};

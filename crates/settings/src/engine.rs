@@ -54,7 +54,8 @@ pub struct EngineSettings {
     /// --kv-cache-memory hold, whichever is less]
     #[arg(long)]
     pub num_blocks: Option<u32>,
-    /// Upper bound of the KV pool in MiB where --num-blocks is not given
+    /// Upper bound of the KV pool in MiB where --num-blocks is not given; on a GPU
+    /// --gpu-memory-utilization is the bound
     #[arg(long, default_value_t = 256)]
     pub kv_cache_memory: u64,
     /// Largest number of requests in one step

@@ -19,7 +19,7 @@ pub enum LoadFormat {
     /// The safetensors files of the checkpoint.
     #[default]
     Auto,
-    /// Nowhere: random values of the shapes that the config asks for ([`dummy`]).
+    /// Nowhere: random values of the shapes that the config asks for ([`crate::dummy`]).
     Dummy,
 }
 
