@@ -158,8 +158,12 @@ impl Compiler {
 
     fn options(&self, arch: &str, program: &Program<'_>) -> Vec<String> {
         let mut options = match self.api {
-            // Line numbers cost no time and tell profilers and sanitizers where they are.
-            Api::Cuda => vec![format!("--gpu-architecture={arch}"), "--generate-line-info".into()],
+            Api::Cuda => {
+                // Hopper's matrix unit is a feature of that device alone.
+                let own = if arch == "sm_90" { "a" } else { "" };
+                // Line numbers cost no time and tell profilers and sanitizers where they are.
+                vec![format!("--gpu-architecture={arch}{own}"), "--generate-line-info".into()]
+            }
             Api::Rocm => vec![format!("--offload-arch={arch}"), "-O3".into()],
         };
         options.push("-std=c++17".into());

@@ -18,7 +18,7 @@ fn compiles(standin: &Standin) -> usize {
 #[test]
 fn the_compiler_is_told_all_it_needs() {
     for (api, arch, target) in [
-        (Api::Cuda, "sm_90", "--gpu-architecture=sm_90"),
+        (Api::Cuda, "sm_90", "--gpu-architecture=sm_90a"),
         (Api::Rocm, "gfx942", "--offload-arch=gfx942"),
     ] {
         let standin = Standin::new(api);

@@ -1,0 +1,120 @@
+// Hopper's matrix unit: products of 64 x N x 16 by four neighbouring warps (a warp group), whose
+// operands lie in shared memory and which run beside other work until they are waited for.
+//
+// Operands lie in *slabs*: rows of 64 bfloat16, 128 bytes each, whose 16-byte pieces are exchanged
+// by a rule (`piece` at `piece ^ row % 8`) that keeps every access pattern free of bank conflicts.
+// A slab begins at a multiple of 1024 bytes.
+//
+// Source: PTX ISA 8.0, "Asynchronous warpgroup level matrix instructions".
+
+#if !TANDEM_HIP && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define TANDEM_SM90 1
+#else
+#define TANDEM_SM90 0
+#endif
+
+#if TANDEM_SM90
+namespace hopper {
+
+constexpr int SLAB_WIDTH = 64;              // Values of a row of a slab.
+constexpr int ROW_BYTES = SLAB_WIDTH * 2;
+
+// Where a 16-byte piece (0..8) of a row lies, in bytes from the slab's start.
+DEVICE int piece_at(int row, int piece) { return row * ROW_BYTES + (piece ^ row % 8) * 16; }
+
+// Where the values of columns `column` and `column + 1` of a row lie; `column` is even.
+DEVICE int pair_at(int row, int column) {
+    return piece_at(row, column / 8) + column % 8 * 2;
+}
+
+// An operand in slabs. Its rows are the rows (a) or columns (b) of the product and its columns what
+// is summed; or the other way round (`trans_b`), where `slab_bytes` lead from 64 columns of the
+// product to the next 64. 16 summed columns further are 32 bytes further in a slab; 16 summed rows
+// further, 16 rows.
+DEVICE u64 operand(const void* at, int slab_bytes = 16) {
+    const u64 address = __cvta_generic_to_shared(at);
+    return (address & 0x3ffff) >> 4 | (u64)(slab_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 |
+           1ull << 62;
+}
+
+// What this thread wrote to shared memory can be seen by the matrix unit behind a barrier.
+DEVICE void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Before the first product whose registers were written.
+DEVICE void begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Ends a group of products.
+DEVICE void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Keeps the compiler from moving reads or writes of a product's registers across this place.
+template <int N>
+DEVICE void pin(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// Waits until at most `N` groups of this warp group are under way; `pin` sums that are read next.
+template <int N>
+DEVICE void wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+#define TEN(t) \
+    "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9"
+#define D8 "{%0,%1,%2,%3,%4,%5,%6,%7}"
+#define D16 "{" TEN() ",%10,%11,%12,%13,%14,%15}"
+#define D32 "{" TEN() "," TEN(1) "," TEN(2) ",%30,%31}"
+#define D64 "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) ",%60,%61,%62,%63}"
+#define D128                                                                                     \
+    "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7)       \
+    "," TEN(8) "," TEN(9) "," TEN(10) "," TEN(11)                                                \
+    ",%120,%121,%122,%123,%124,%125,%126,%127}"
+#define IO4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define IO8(i) IO4(i), IO4(i + 4)
+#define IO16(i) IO8(i), IO8(i + 8)
+#define IO32(i) IO16(i), IO16(i + 16)
+#define IO64(i) IO32(i), IO32(i + 32)
+#define IO128(i) IO64(i), IO64(i + 64)
+
+// d (+)= a * b^T, both as `operand`s; without the sum where `adds` is false. Thread `t` of the
+// warp group has, of warp w = t / 32, g = t % 32 / 4 and c = t % 4, in d[4 * j + i] the product's
+// row 16 * w + g + i / 2 * 8 and column 8 * j + 2 * c + i % 2.
+#define PRODUCT(N, COUNT, LIST, A, B, P)                                                         \
+    DEVICE void multiply(float (&d)[COUNT], u64 a, u64 b, bool adds) {                           \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, " P ", 0; "                                  \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 " LIST ", " A     \
+                     ", " B ", p, 1, 1, 0, 0;}"                                                  \
+                     : IO##COUNT(0)                                                              \
+                     : "l"(a), "l"(b), "r"((int)adds));                                          \
+    }
+PRODUCT(16, 8, D8, "%8", "%9", "%10")
+PRODUCT(32, 16, D16, "%16", "%17", "%18")
+PRODUCT(64, 32, D32, "%32", "%33", "%34")
+PRODUCT(128, 64, D64, "%64", "%65", "%66")
+
+// d (+)= a * b, where `a` are registers of this thread as `mma_16x8x16` takes them for the rows
+// 16 * w .. 16 * w + 16, and `b` an `operand` whose rows are summed.
+DEVICE void multiply_trans_b(float (&d)[128], const unsigned (&a)[4], u64 b, bool adds) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %133, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " D128
+                 ", {%128,%129,%130,%131}, %132, p, 1, 1, 1;}"
+                 : IO128(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
+}
+
+#undef PRODUCT
+#undef IO4
+#undef IO8
+#undef IO16
+#undef IO32
+#undef IO64
+#undef IO128
+#undef D8
+#undef D16
+#undef D32
+#undef D64
+#undef D128
+#undef TEN
+
+}  // namespace hopper
+#endif
