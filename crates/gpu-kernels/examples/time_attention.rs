@@ -19,6 +19,8 @@ const MLA: MlaSizes = MlaSizes { n_heads: 16, kv_lora_rank: 512, rope_dim: 64, s
 const INDEX: IndexSizes = IndexSizes { n_heads: 32, head_dim: 128, topk: 2048 };
 const VOCAB: usize = 32_768;
 const BLOCK_SIZE: usize = 64;
+/// The most rows of a sequence that are no chunk of a prompt.
+const WINDOW: usize = 4;
 const BYTES_PER_S: f64 = 4.3e12;
 const FLOP_PER_S: f64 = 790e12;
 /// Caches are walked through until this much was read.
@@ -87,17 +89,22 @@ fn main() -> Result<()> {
     let gpu = Gpu::open(&choice.parse()?)?.context("no GPU")?;
     let stream = gpu.stream()?;
     println!("{}: medians in us, floor in us, ratio", gpu.info().name);
-    for (n_seqs, width) in [(1, 1), (1, 4), (16, 1), (16, 4), (64, 1), (64, 4)] {
-        for context in [1024, 8192] {
+    for (n_seqs, width) in [(1, 1), (1, 4), (16, 1), (16, 4), (64, 1), (64, 4), (1, 2048)] {
+        for context in [1024, 8192].into_iter().filter(|&context| context > width) {
             let pass = Pass { n_seqs, width, context };
-            for keys in [256, 512, 1024] {
+            let all_keys: &[usize] = if width > WINDOW { &[256] } else { &[128, 256, 512, 1024] };
+            for &keys in all_keys {
                 time_mla(&stream, pass, keys, false)?;
             }
             if context > INDEX.topk {
-                time_mla(&stream, pass, 512, true)?;
+                for &keys in all_keys {
+                    time_mla(&stream, pass, keys, true)?;
+                }
                 time_indexer(&stream, pass)?;
             }
-            time_argmax(&stream, pass)?;
+            if width <= WINDOW {
+                time_argmax(&stream, pass)?;
+            }
         }
     }
     Ok(())
@@ -105,7 +112,7 @@ fn main() -> Result<()> {
 
 fn time_mla(stream: &Stream, pass: Pass, keys: usize, is_selected: bool) -> Result<()> {
     let gpu = stream.gpu();
-    let mla = Mla::<bf16>::new(gpu, MLA, Splits { window: 16, keys, most: 32 })?;
+    let mla = Mla::<bf16>::new(gpu, MLA, Splits { window: WINDOW, keys, most: 32 })?;
     let (n_rows, width) = (pass.n_rows(), MLA.kv_lora_rank + MLA.rope_dim);
     let arrays = Arrays::new(stream, pass)?;
     let n_copies = pass.n_copies(width);
@@ -114,7 +121,8 @@ fn time_mla(stream: &Stream, pass: Pass, keys: usize, is_selected: bool) -> Resu
     let q_pe = random(stream, n_rows * MLA.n_heads * MLA.rope_dim)?;
     let mut out = gpu.alloc::<bf16>(q_latent.len())?;
     let mut scratch = gpu.alloc::<f32>(mla.scratch_len(pass.n_seqs, pass.context))?;
-    let n_keys = if is_selected { INDEX.topk } else { pass.context };
+    // What a row sees on average.
+    let n_keys = if is_selected { INDEX.topk } else { pass.context - (pass.width - 1) / 2 };
     // Every fourth key, moved on by the row.
     let chosen = (0..n_rows).flat_map(|row| (0..INDEX.topk).map(move |i| (4 * i + row % 4) as i32));
     let indices = upload(stream, chosen)?;
@@ -128,6 +136,7 @@ fn time_mla(stream: &Stream, pass: Pass, keys: usize, is_selected: bool) -> Resu
             selection: is_selected
                 .then(|| SelectedKeys { indices: indices.view(), counts: counts.view() }),
             max_kv_len: pass.context,
+            max_split_len: if pass.width <= WINDOW { pass.context } else { 0 },
             rows_per_seq: pass.width,
         };
         mla.attend(stream, &batch, scratch.view_mut(), out.view_mut())

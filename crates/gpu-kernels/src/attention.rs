@@ -125,8 +125,11 @@ pub struct MlaBatch<'a, E> {
     pub rows: PagedRows<'a>,
     /// The keys to attend; all visible ones where it is `None`.
     pub selection: Option<SelectedKeys<'a>>,
-    /// A bound of what `kv_len` says. It sizes grids and scratch.
+    /// A bound of what `kv_len` says. It sizes scratch.
     pub max_kv_len: usize,
+    /// A bound of what `kv_len` says of sequences of at most [`Splits::window`] rows; 0 where there
+    /// are none. It sizes grids.
+    pub max_split_len: usize,
     /// How many rows a sequence has at most; a hint that changes no result.
     pub rows_per_seq: usize,
 }
@@ -145,8 +148,8 @@ pub struct Mla<E> {
 /// The kernels that use the matrix unit.
 #[derive(Debug)]
 struct Tiles {
-    /// By query rows (a row of the pass and a head each) of a tile.
-    forms: [Form; 3],
+    /// By query rows (a row of the pass and a head each) of a tile, ascending.
+    forms: Vec<Form>,
     join: Kernel,
 }
 
@@ -176,11 +179,7 @@ impl<E: GemmElement> Mla<E> {
         let Splits { window, keys, most } = splits;
         assert!(keys.is_multiple_of(32) && keys > 0 && window > 0 && most > 0, "splits are valid");
         let module = unit::ATTENTION.build::<E>(gpu, &widths)?;
-        let has_tiles = has_matrix_unit::<E>(gpu)
-            && kv_lora_rank.is_multiple_of(64)
-            && rope_dim.is_multiple_of(16)
-            && gpu.info().max_shared_per_block >= shared_bytes(sizes, 64, 3);
-        let tiles = if has_tiles { Some(Tiles::new(&module, sizes)?) } else { None };
+        let tiles = Tiles::new::<E>(gpu, &module, sizes)?;
         let plain = module.kernel("mla_plain")?;
         Ok(Self { sizes, splits, plain, tiles, _element: PhantomData })
     }
@@ -224,12 +223,16 @@ impl<E: GemmElement> Mla<E> {
             return unsafe { stream.launch(&self.plain, launch, &args) };
         };
         let per_tile = if selection.is_some() { n_heads } else { n_heads * batch.rows_per_seq };
-        let form = forms.iter().find(|form| form.n_rows >= per_tile).unwrap_or(&forms[2]);
+        let form = forms.iter().find(|form| form.n_rows >= per_tile);
+        let form = form.unwrap_or(forms.last().expect("there is a form"));
         let n_tiles = match selection {
             Some(_) => n_rows * n_heads.div_ceil(form.n_rows),
             None => n_rows * n_heads / form.n_rows + rows.n_seqs(),
         };
-        let n_parts = self.splits.n_parts(selection.map_or(batch.max_kv_len, |_| topk));
+        let n_parts = match batch.max_split_len {
+            0 => 1,
+            len => self.splits.n_parts(if selection.is_some() { topk } else { len }),
+        };
         let mut args = self.args(batch, topk, scratch, out.reborrow());
         let launch = Launch {
             grid: [as_u32(n_tiles), as_u32(n_parts), 1],
@@ -306,19 +309,37 @@ impl<E: GemmElement> Mla<E> {
 }
 
 impl Tiles {
-    fn new(module: &Module, sizes: MlaSizes) -> Result<Self, GpuError> {
-        let form = |n_rows, name, n_threads, n_stages| {
+    /// The kernels for these sizes, if the device has any.
+    fn new<E: GemmElement>(
+        gpu: &Gpu,
+        module: &Module,
+        sizes: MlaSizes,
+    ) -> Result<Option<Self>, GpuError> {
+        let MlaSizes { kv_lora_rank, rope_dim, .. } = sizes;
+        let form = |n_rows, name, n_threads, shared| {
             let kernel = module.kernel(name)?;
-            let shared = shared_bytes(sizes, n_rows, n_stages);
             kernel.allow_shared(shared)?;
             Ok::<_, GpuError>(Form { n_rows, kernel, n_threads, shared })
         };
-        let forms = [
-            form(16, "mla_rows16", 128, 2)?,
-            form(32, "mla_rows32", 256, 3)?,
-            form(64, "mla_rows64", 256, 3)?,
-        ];
-        Ok(Self { forms, join: module.kernel("mla_join")? })
+        let forms = if !has_matrix_unit::<E>(gpu) {
+            return Ok(None);
+        } else if gpu.info().arch == "sm_90" && kv_lora_rank == 512 && rope_dim.is_multiple_of(64) {
+            // Queries and two tiles of 64 keys.
+            let shared = as_u32(3 * 64 * 2 * (kv_lora_rank + rope_dim));
+            vec![form(64, "mla_hopper_rows64", 256, shared)?]
+        } else if kv_lora_rank.is_multiple_of(64)
+            && rope_dim.is_multiple_of(16)
+            && gpu.info().max_shared_per_block >= shared_bytes(sizes, 64, 3)
+        {
+            vec![
+                form(16, "mla_rows16", 128, shared_bytes(sizes, 16, 2))?,
+                form(32, "mla_rows32", 256, shared_bytes(sizes, 32, 3))?,
+                form(64, "mla_rows64", 256, shared_bytes(sizes, 64, 3))?,
+            ]
+        } else {
+            return Ok(None);
+        };
+        Ok(Some(Self { forms, join: module.kernel("mla_join")? }))
     }
 }
 

@@ -107,8 +107,9 @@ impl<E: Element> Layer<E> {
             cache: cache.latent.view(),
             rows: pass.paged,
             selection: (keys != Keys::All).then_some(selection),
-            max_kv_len: pass.max_kv_len,
-            rows_per_seq: pass.rows_per_seq,
+            max_kv_len: pass.bounds.max_kv_len,
+            max_split_len: pass.bounds.max_split_len,
+            rows_per_seq: pass.bounds.rows_per_seq,
         };
         let out = ws.attended.slice_mut(..heads * sizes.kv_rank);
         let mut scratch = device.mla_scratch.borrow_mut();
@@ -204,7 +205,7 @@ impl<E: Element> IndexerWeights<E> {
         let sizes = &device.sizes;
         let (n_rows, n_heads, dim) = (pass.rows.n_rows, sizes.index_heads, sizes.index_dim);
         let (width, topk) = (n_heads * dim, sizes.topk);
-        if pass.max_kv_len > topk {
+        if pass.bounds.max_kv_len > topk {
             device.linear(n_rows, (ws.q_a.view(), sizes.q), &self.q, ws.index_q.view_mut())?;
             let heads = Heads { n_heads, start: 0, row_stride: width, head_stride: dim };
             let (table, queries) = (device.rope.index_table(), ws.index_q.view_mut());
@@ -227,7 +228,7 @@ impl<E: Element> IndexerWeights<E> {
             weights: ws.index_weights.slice(..n_rows * n_heads),
             cache: cache.view(),
             rows: pass.paged,
-            max_kv_len: pass.max_kv_len,
+            max_kv_len: pass.bounds.max_kv_len,
         };
         let out = SelectionMut {
             indices: ws.indices.slice_mut(..n_rows * topk),

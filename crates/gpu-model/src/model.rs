@@ -11,7 +11,7 @@ use crate::error::ModelError;
 use crate::layer::{Keys, LayerCache};
 use crate::loader::{Element, Loader};
 use crate::parts::{Drafter, Target};
-use crate::pass::{RowArrays, Tables};
+use crate::pass::{Bounds, RowArrays, Tables};
 use crate::weights::{FeedForward, Layer, MtpLayer};
 use crate::workspace::Workspace;
 
@@ -166,10 +166,13 @@ impl<E: Element> GpuModel<E> {
     ///
     /// If the layout breaks a bound of [`PassLimits`].
     pub fn forward(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<(), GpuError> {
-        let bounds = self.upload(ids, layout)?;
+        let uploaded = self.upload(ids, layout)?;
         let Self { device, layers, caches, work, .. } = self;
-        let pass =
-            work.rows.pass((ids.len(), layout.n_seqs()), bounds.tables(&work.tables), bounds.sizes);
+        let pass = work.rows.pass(
+            (ids.len(), layout.n_seqs()),
+            uploaded.tables(&work.tables),
+            uploaded.bounds,
+        );
         let target = Target { table: &self.table, layers, norm: &self.norm };
         target.forward(device, &pass, caches, &mut work.all)?;
         let n = ids.len() * device.sizes.hidden;
@@ -213,7 +216,7 @@ impl<E: Element> GpuModel<E> {
     ///
     /// If the pass breaks a bound of [`PassLimits`].
     pub fn draft(&mut self, draft: DraftPass<'_>) -> Result<Option<Selected>, GpuError> {
-        let bounds = self.upload(draft.ids, draft.layout)?;
+        let uploaded = self.upload(draft.ids, draft.layout)?;
         self.take_hidden(draft.hidden)?;
         let topk = self.device.sizes.topk;
         if let Some((indices, counts)) = draft.selection {
@@ -226,7 +229,7 @@ impl<E: Element> GpuModel<E> {
         let cache = &mut self.caches[self.config.num_hidden_layers + draft.layer];
         let (device, work) = (&self.device, &mut self.work);
         let shape = (draft.ids.len(), draft.layout.n_seqs());
-        let pass = work.rows.pass(shape, bounds.tables(&work.tables), bounds.sizes);
+        let pass = work.rows.pass(shape, uploaded.tables(&work.tables), uploaded.bounds);
         mtp.begin(device, &pass, work.hidden.view(), (cache, keys), &mut work.all)?;
         let n_rows = match draft.output {
             None => {
@@ -240,9 +243,9 @@ impl<E: Element> GpuModel<E> {
                 let chosen = work.chosen_rows.slice(..rows.len());
                 mtp.narrow(device, chosen, &work.all, &mut work.single)?;
                 let ids = vec![0; rows.len()];
-                let bounds = upload(&device.stream, (&ids, layout), work, &self.limits)?;
-                let tables = bounds.tables(&work.tables);
-                let pass = work.rows.pass((ids.len(), ids.len()), tables, bounds.sizes);
+                let uploaded = upload(&device.stream, (&ids, layout), work, &self.limits)?;
+                let tables = uploaded.tables(&work.tables);
+                let pass = work.rows.pass((ids.len(), ids.len()), tables, uploaded.bounds);
                 mtp.end(device, &pass, (cache, keys), &mut work.single)?;
                 rows.len()
             }
@@ -292,7 +295,7 @@ impl<E: Element> GpuModel<E> {
         Ok(())
     }
 
-    fn upload(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<Bounds, GpuError> {
+    fn upload(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<Uploaded, GpuError> {
         upload(&self.device.stream, (ids, layout), &mut self.work, &self.limits)
     }
 
@@ -313,14 +316,13 @@ impl<E: Element> GpuModel<E> {
 
 /// What the host knows of an uploaded layout.
 #[derive(Clone, Copy)]
-struct Bounds {
+struct Uploaded {
     n_table: usize,
     block_size: usize,
-    /// The longest sequence, and the most rows of one.
-    sizes: (usize, usize),
+    bounds: Bounds,
 }
 
-impl Bounds {
+impl Uploaded {
     fn tables(self, blocks: &Buffer<i32>) -> Tables<'_> {
         Tables { blocks: blocks.slice(..self.n_table), block_size: self.block_size }
     }
@@ -331,15 +333,14 @@ fn upload<E: Element>(
     (ids, layout): (&[i32], &BatchLayout),
     work: &mut Work<E>,
     limits: &PassLimits,
-) -> Result<Bounds, GpuError> {
+) -> Result<Uploaded, GpuError> {
     assert_eq!(ids.len(), layout.n_tokens(), "one token for each row");
     assert!(ids.len() <= limits.max_rows, "a pass has at most {} rows", limits.max_rows);
     work.rows.upload(stream, layout, ids)?;
     let tables = layout.block_tables();
     stream.upload(tables, work.tables.slice_mut(..tables.len()))?;
-    let longest = layout.kv_lens().iter().max().map_or(1, |&len| len as usize);
-    let sizes = (longest, layout.max_query_len());
-    Ok(Bounds { n_table: tables.len(), block_size: limits.block_size, sizes })
+    let bounds = Bounds::of_layout(layout, limits.max_window);
+    Ok(Uploaded { n_table: tables.len(), block_size: limits.block_size, bounds })
 }
 
 fn copy_within<E: Element>(

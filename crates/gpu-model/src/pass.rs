@@ -21,10 +21,37 @@ pub(crate) struct Pass<'a> {
     pub(crate) rows: PassRows<'a>,
     pub(crate) paged: PagedRows<'a>,
     pub(crate) ids: View<'a, i32>,
+    pub(crate) bounds: Bounds,
+}
+
+/// Bounds of the sequences of a pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
     /// No sequence is longer.
     pub(crate) max_kv_len: usize,
+    /// No sequence whose rows are a window is longer; 0 where none are.
+    pub(crate) max_split_len: usize,
     /// No sequence has more rows.
     pub(crate) rows_per_seq: usize,
+}
+
+impl Bounds {
+    /// Of windows of `width` rows.
+    pub(crate) fn of_windows(max_len: usize, width: usize) -> Self {
+        Self { max_kv_len: max_len, max_split_len: max_len, rows_per_seq: width }
+    }
+
+    /// Of a layout, where `max_window` rows are a window.
+    pub(crate) fn of_layout(layout: &BatchLayout, max_window: usize) -> Self {
+        let lens = layout.kv_lens().iter().map(|&len| len as usize);
+        let n_rows = layout.cu_seqlens_q().windows(2).map(|ends| (ends[1] - ends[0]) as usize);
+        let windows = lens.clone().zip(n_rows).filter(|&(_, n_rows)| n_rows <= max_window);
+        Self {
+            max_kv_len: lens.max().unwrap_or(1),
+            max_split_len: windows.map(|(len, _)| len).max().unwrap_or(0),
+            rows_per_seq: layout.max_query_len(),
+        }
+    }
 }
 
 /// Block tables on the device, `[n_seqs, stride]` with the tokens of a block.
@@ -79,7 +106,7 @@ impl RowArrays {
         &'a self,
         (n_rows, n_seqs): (usize, usize),
         tables: Tables<'a>,
-        (max_kv_len, rows_per_seq): (usize, usize),
+        bounds: Bounds,
     ) -> Pass<'a> {
         let (pos, seq, slot) =
             (self.pos.slice(..n_rows), self.seq.slice(..n_rows), self.slot.slice(..n_rows));
@@ -94,8 +121,7 @@ impl RowArrays {
                 block_size: tables.block_size,
             },
             ids: self.ids.slice(..n_rows),
-            max_kv_len,
-            rows_per_seq,
+            bounds,
         }
     }
 }

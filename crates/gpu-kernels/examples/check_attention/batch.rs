@@ -116,6 +116,13 @@ impl Batch {
         self.kv_len.iter().copied().max().unwrap_or(0) as usize
     }
 
+    /// The longest sequence of at most `window` rows, padding included; 0 if there is none.
+    pub(crate) fn max_split_len(&self, window: usize) -> usize {
+        let is_window = |&(seq, _): &(usize, &i32)| self.rows_of(seq).len() <= window;
+        let lens = self.kv_len.iter().enumerate().filter(is_window).map(|(_, &len)| len);
+        lens.max().unwrap_or(0) as usize
+    }
+
     pub(crate) fn slot(&self, seq: usize, pos: usize) -> usize {
         let block = self.tables[seq * self.stride + pos / self.block_size];
         block as usize * self.block_size + pos % self.block_size

@@ -155,6 +155,7 @@ impl<E: Elem> Case<E> {
                 counts: counts.view(),
             }),
             max_kv_len,
+            max_split_len: batch.max_split_len(SPLITS.window),
             rows_per_seq: batch
                 .seqs
                 .iter()

@@ -46,6 +46,71 @@ DEVICE int keys_per_split(const Mla& a, int seq, int len) {
     return keys;
 }
 
+// What a block does: a tile of query rows (a row of the pass and a head each) and a part of what
+// they attend.
+struct Part {
+    SeqTile tile;
+    int row0;         // The pass' row that `tile.first` counts from.
+    int begin, end;   // Of the sequence's keys, or of the selection.
+    int len;          // All keys.
+    int n_parts;
+    int in_window;    // Where row0 is in its sequence's window.
+};
+
+// Finds the work of a block; false where there is none.
+template <int M>
+DEVICE bool find_part(const Mla& a, int number, Part& part) {
+    SeqTile& tile = part.tile;
+    if (a.counts) {
+        const int tiles = (a.n_heads + M - 1) / M;
+        part.row0 = number / tiles;
+        tile.seq = a.row_seq[part.row0];
+        tile.first = number % tiles * M;
+        tile.n = min(M, a.n_heads - tile.first);
+        if (tile.seq < 0 || tile.seq >= a.n_seqs) return false;
+        part.len = min(a.counts[part.row0], a.topk);
+    } else {
+        tile = find_tile(a.row_start, a.n_seqs, 0, a.n_rows, a.n_heads, M, number);
+        part.row0 = min(max(a.row_start[tile.seq], 0), a.n_rows);
+        if (tile.n == 0) return false;
+        part.len = a.kv_len[tile.seq];
+    }
+    const int keys = keys_per_split(a, tile.seq, part.len);
+    part.n_parts = (part.len + keys - 1) / keys;
+    part.in_window = part.row0 - a.row_start[tile.seq];
+    part.begin = blockIdx.y * keys;
+    part.end = min(part.begin + keys, part.len);
+    if ((int)blockIdx.y >= max(part.n_parts, 1)) return false;
+    return part.n_parts <= 1 || (part.in_window >= 0 && part.in_window < a.window);
+}
+
+// How many keys query row `m` of a tile sees; -1 for one that is not computed.
+DEVICE int visible_keys(const Mla& a, const Part& part, int m) {
+    const int row = part.row0 + (part.tile.first + m) / a.n_heads;
+    if (m >= part.tile.n || a.row_seq[row] < 0) return -1;
+    return a.counts ? part.len : a.row_pos[row] + 1;
+}
+
+// Where the parts of a tile's query rows begin, counted in query rows.
+DEVICE long long first_part(const Mla& a, const Part& part) {
+    const SeqTile& tile = part.tile;
+    return ((long long)tile.seq * a.window + part.in_window) * a.n_heads + tile.first;
+}
+
+DEVICE float* sums_of_part(const Mla& a, long long query_row) {
+    return a.parts + (query_row * gridDim.y + blockIdx.y) * KV_LORA;
+}
+
+DEVICE void put_stat(const Mla& a, long long query_row, float max, float sum) {
+    *(float2*)(a.stats + (query_row * gridDim.y + blockIdx.y) * 2) = make_float2(max, sum);
+}
+
+// The slot of key `at` of a part's keys.
+DEVICE long long slot_of_key(const Mla& a, const Part& part, int at) {
+    const int pos = a.counts ? a.indices[(long long)part.row0 * a.topk + at] : at;
+    return slot_of(a.blocks, part.tile.seq, pos);
+}
+
 constexpr int KEYS = 32;            // Keys of a tile.
 constexpr int STRIDE = WIDTH + 8;   // Rows of tiles are padded against bank conflicts.
 constexpr int P_STRIDE = KEYS + 8;
@@ -65,36 +130,12 @@ DEVICE void mla_tile(const Mla& a) {
     float* factor_s = s_s + M * P_STRIDE;
     int* visible_s = (int*)(factor_s + M);
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-    const bool is_selected = a.counts != nullptr;
-
-    // Which rows and keys.
-    SeqTile t;
-    int row0;
-    if (is_selected) {
-        int tiles = (a.n_heads + M - 1) / M;
-        row0 = blockIdx.x / tiles;
-        t.seq = a.row_seq[row0];
-        t.first = blockIdx.x % tiles * M;
-        t.n = min(M, a.n_heads - t.first);
-        if (t.seq < 0 || t.seq >= a.n_seqs) return;
-    } else {
-        t = find_tile(a.row_start, a.n_seqs, 0, a.n_rows, a.n_heads, M, blockIdx.x);
-        row0 = min(max(a.row_start[t.seq], 0), a.n_rows);
-        if (t.n == 0) return;
-    }
-    const int len = is_selected ? min(a.counts[row0], a.topk) : a.kv_len[t.seq];
-    const int split = keys_per_split(a, t.seq, len);
-    const int n_splits = (len + split - 1) / split;
-    const int in_window = row0 - a.row_start[t.seq];
-    if ((int)blockIdx.y >= max(n_splits, 1)) return;
-    if (n_splits > 1 && (in_window < 0 || in_window >= a.window)) return;
-    const int begin = blockIdx.y * split;
-    for (int m = tid; m < M; m += THREADS) {
-        int row = row0 + (t.first + m) / a.n_heads;
-        bool is_row = m < t.n && a.row_seq[row] >= 0;
-        visible_s[m] = !is_row ? -1 : is_selected ? len : a.row_pos[row] + 1;
-    }
-    const long long q0 = (long long)row0 * a.n_heads + t.first;
+    Part part;
+    if (!find_part<M>(a, blockIdx.x, part)) return;
+    const SeqTile& t = part.tile;
+    const int begin = part.begin;
+    for (int m = tid; m < M; m += THREADS) visible_s[m] = visible_keys(a, part, m);
+    const long long q0 = (long long)part.row0 * a.n_heads + t.first;
     for (int at = tid; at < M * (WIDTH / 8); at += THREADS) {
         int m = at / (WIDTH / 8), c = at % (WIDTH / 8) * 8;
         const elem_t* src = c < KV_LORA ? a.q_latent + (q0 + m) * KV_LORA + c
@@ -111,7 +152,7 @@ DEVICE void mla_tile(const Mla& a) {
         copy_wait<0>();
         return;
     }
-    const int end = min(min(begin + split, len), most);
+    const int end = min(part.end, most);
     const int n_tiles = max(0, (end - begin + KEYS - 1) / KEYS);
 
     long long slots[SLOTS];
@@ -119,11 +160,7 @@ DEVICE void mla_tile(const Mla& a) {
 #pragma unroll
         for (int i = 0; i < SLOTS; i++) {
             int key = begin + tile * KEYS + tid / 8 + i * (THREADS / 8);
-            slots[i] = -1;
-            if (key < end) {
-                int pos = is_selected ? a.indices[(long long)row0 * a.topk + key] : key;
-                slots[i] = slot_of(a.blocks, t.seq, pos);
-            }
+            slots[i] = key < end ? slot_of_key(a, part, key) : -1;
         }
     };
     auto copy_tile = [&](int tile) {
@@ -248,16 +285,13 @@ DEVICE void mla_tile(const Mla& a) {
     __syncthreads();
 
     // Out, or a part of it.
-    const bool is_part = n_splits > 1;
-    const long long part0 =
-        ((long long)t.seq * a.window + in_window) * a.n_heads + t.first;
+    const bool is_part = part.n_parts > 1;
+    const long long part0 = first_part(a, part);
     if (tid < 4 * M && tid % 4 == 0) {
         const int m = tid / 4;
         factor_s[m] = row_sum > 0 ? 1.f / row_sum : row_sum;
         if (is_part && visible_s[m] >= 0) {
-            float* stat = a.stats + ((part0 + m) * gridDim.y + blockIdx.y) * 2;
-            stat[0] = row_max;
-            stat[1] = row_sum;
+            put_stat(a, part0 + m, row_max, row_sum);
         }
     }
     __syncthreads();
@@ -265,14 +299,14 @@ DEVICE void mla_tile(const Mla& a) {
     for (int half = 0; half < 2 * MT; half++) {
         const int m = half * 8 + lane / 4;
         if (visible_s[m] < 0) continue;
-        float* part = a.parts + ((part0 + m) * gridDim.y + blockIdx.y) * KV_LORA;
+        float* sums = sums_of_part(a, part0 + m);
         elem_t* out = a.out + (q0 + m) * KV_LORA;
 #pragma unroll
         for (int v = 0; v < V_TILES; v++) {
             const int c = (warp * V_TILES + v) * 8 + lane % 4 * 2;
             float x = acc[half / 2][v][half % 2 * 2], y = acc[half / 2][v][half % 2 * 2 + 1];
             if (is_part) {
-                *(float2*)(part + c) = make_float2(x, y);
+                *(float2*)(sums + c) = make_float2(x, y);
             } else {
                 *(unsigned*)(out + c) = pack_bf16(x * factor_s[m], y * factor_s[m]);
             }
@@ -300,20 +334,27 @@ KERNEL(128) mla_join(MLA_PARAMS, int grid_splits) {
     const int split = keys_per_split(a, seq, len);
     const int n_splits = min((len + split - 1) / split, grid_splits);
     if (n_splits <= 1) return;
-    const float* stat = stats + (long long)blockIdx.x * grid_splits * 2;
+    const float2* stat = (const float2*)stats + (long long)blockIdx.x * grid_splits;
     const float* part = parts + (long long)blockIdx.x * grid_splits * KV_LORA;
     float top = MINUS_INF, sum = 0;
-    for (int i = 0; i < n_splits; i++) top = fmaxf(top, stat[2 * i]);
-    // Splits behind the row's position have no keys: their maximum is -inf and weighs nothing.
-    for (int i = 0; i < n_splits; i++) {
-        if (stat[2 * i + 1] != 0) sum += exp2f(stat[2 * i] - top) * stat[2 * i + 1];
-    }
-    for (int c = threadIdx.x; c < KV_LORA; c += blockDim.x) {
-        float x = 0;
+#pragma unroll 8
+    for (int i = 0; i < n_splits; i++) top = fmaxf(top, stat[i].x);
+    // Splits behind the row's position have no keys: their maximum is -inf and weighs nothing, as
+    // do all of a row whose scores are no numbers, which their sums tell.
+    if (top == MINUS_INF) top = 0;
+#pragma unroll 8
+    for (int i = 0; i < n_splits; i++) sum += exp2f(stat[i].x - top) * stat[i].y;
+    for (int c = threadIdx.x * 2; c < KV_LORA; c += blockDim.x * 2) {
+        float x = 0, y = 0;
+#pragma unroll 8
         for (int i = 0; i < n_splits; i++) {
-            if (stat[2 * i + 1] != 0) x += exp2f(stat[2 * i] - top) * part[i * KV_LORA + c];
+            const float weight = exp2f(stat[i].x - top);
+            const float2 sums = *(const float2*)(part + i * KV_LORA + c);
+            x += weight * sums.x;
+            y += weight * sums.y;
         }
-        store(&out[((long long)row * n_heads + head) * KV_LORA + c], x / sum);
+        *(unsigned*)(out + ((long long)row * n_heads + head) * KV_LORA + c) =
+            pack_bf16(x / sum, y / sum);
     }
 }
 #endif

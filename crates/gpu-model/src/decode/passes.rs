@@ -13,7 +13,7 @@ use crate::layer::Keys;
 use crate::loader::Element;
 use crate::model::GpuModel;
 use crate::parts::{Drafter, Target};
-use crate::pass::Tables;
+use crate::pass::{Bounds, Tables};
 
 impl<E: Element> GpuModel<E> {
     /// All launches of a step over `n_slots` slots.
@@ -103,7 +103,7 @@ impl<E: Element> GpuModel<E> {
         let n_verified = buffers.n_verified.slice_mut(..n_slots);
         device.step.verify(stream, &slots, current, rows, n_verified)?;
         let tables = Tables { blocks: tables, block_size: self.limits.block_size };
-        let bounds = (self.limits.max_len, width);
+        let bounds = Bounds::of_windows(self.limits.max_len, width);
         let pass = buffers.window.pass((n_rows, n_slots), tables, bounds);
         let target = Target { table: &self.table, layers: &self.layers, norm: &self.norm };
         target.forward(device, &pass, &mut self.caches, &mut self.work.all)?;
@@ -170,7 +170,8 @@ impl<E: Element> GpuModel<E> {
             let wanted = buffers.n_wanted.slice(..n_slots);
             let n_propose = buffers.n_propose.slice_mut(..n_slots);
             device.step.draft(stream, (&slots, 0), &emitted, rows, (wanted, n_propose))?;
-            let pass = buffers.window.pass((n_rows, n_slots), tables, (max_len, width));
+            let pass =
+                buffers.window.pass((n_rows, n_slots), tables, Bounds::of_windows(max_len, width));
             drafter.begin(device, &pass, work.hidden.view(), (cache, keys), &mut work.all)?;
         }
         let n_propose = buffers.n_propose.slice(..n_slots);
@@ -182,7 +183,7 @@ impl<E: Element> GpuModel<E> {
             n_propose,
             rows,
         )?;
-        let pass = buffers.single.pass((n_slots, n_slots), tables, (max_len, 1));
+        let pass = buffers.single.pass((n_slots, n_slots), tables, Bounds::of_windows(max_len, 1));
         if step == 0 {
             let rows = buffers.last_row.slice(..n_slots);
             drafter.narrow(device, rows, &work.all, &mut work.single)?;

@@ -1,0 +1,224 @@
+// Attention over latents by Hopper's matrix unit: a block for 64 query rows (a row of the pass and a
+// head each) and a part of their keys, 64 keys at a time. Two warp groups compute the same scores
+// and half of the output each, so that probabilities never leave registers and the groups meet at
+// tiles of keys alone. Queries and two tiles of keys fill the shared memory of a multiprocessor.
+
+#if TANDEM_BF16 && TANDEM_SM90 && KV_LORA == 512 && ROPE % 64 == 0
+namespace mla_hopper {
+
+using namespace mla;
+
+constexpr int ROWS = 64, KEYS = 64;
+constexpr int SLABS = WIDTH / hopper::SLAB_WIDTH;
+constexpr int SLAB_BYTES = 64 * hopper::ROW_BYTES;
+constexpr int TILE_BYTES = SLABS * SLAB_BYTES;
+constexpr int THREADS = 256;
+constexpr int AT_ONCE = THREADS / 8;  // Rows of a slab that the threads copy at once.
+
+DEVICE float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+DEVICE bool any_of_warp(bool yes) { return warp_ballot(yes) != 0; }
+
+// The scores of a tile, then its probabilities, of the two query rows of a thread: rows g and
+// g + 8 of its warp's 16, with g = lane / 4, as `hopper::multiply` leaves them.
+struct Scores {
+    float s[KEYS / 2];
+    float row_max[2], row_sum[2];
+
+    // From scores to probabilities; `left` says how many keys of the tile each row sees. The
+    // factors are for what was summed before.
+    __device__ __forceinline__ void to_probabilities(const int (&left)[2], float scale,
+                                                     float (&factor)[2]) {
+        const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float top = MINUS_INF;
+#pragma unroll
+            for (int j = 0; j < KEYS / 8; ++j)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float& x = s[4 * j + 2 * h + i];
+                    if (8 * j + column + i >= left[h]) x = MINUS_INF;
+                    top = fmaxf(top, x);
+                }
+            top = fmaxf(top, shuffle_xor(top, 1));
+            top = fmaxf(top, shuffle_xor(top, 2));
+            top = fmaxf(top * scale, row_max[h]);
+            // Of a row that has seen no key yet, any finite base gives zeros.
+            const float base = top == MINUS_INF ? 0.f : top;
+            factor[h] = exp2_of(row_max[h] - base);
+            row_max[h] = top;
+            float sum = 0;
+#pragma unroll
+            for (int j = 0; j < KEYS / 8; ++j)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float& x = s[4 * j + 2 * h + i];
+                    x = exp2_of(fmaf(x, scale, -base));
+                    sum += x;
+                }
+            row_sum[h] = row_sum[h] * factor[h] + sum;
+        }
+    }
+
+    // The sums of whole rows: four threads have a row's keys.
+    __device__ __forceinline__ void end() {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            row_sum[h] += shuffle_xor(row_sum[h], 1);
+            row_sum[h] += shuffle_xor(row_sum[h], 2);
+        }
+    }
+};
+
+// A probability of zero does not undo a latent that is no number, so that a row would get it from a
+// key behind it. The rows that do see such a key have it from their scores.
+DEVICE void clean_latents(unsigned char* tile) {
+    for (int at = threadIdx.x; at < KEYS * (KV_LORA / 2); at += THREADS) {
+        unsigned& bits = ((unsigned*)tile)[at];
+        if ((bits & 0x7f80u) == 0x7f80u) bits &= 0xffff0000u;
+        if ((bits & 0x7f800000u) == 0x7f800000u) bits &= 0xffffu;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) mla_hopper_rows64(MLA_PARAMS) {
+    extern __shared__ __align__(1024) unsigned char slabs[];
+    __shared__ int visible_s[ROWS];
+    const Mla a = MLA_ARGS;
+    unsigned char* keys_s = slabs + TILE_BYTES;
+    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32 % 4, group = tid / 128;
+    Part part;
+    // The longest sequences of a chunk come last in it and take the most time: they begin first.
+    if (!find_part<ROWS>(a, gridDim.x - 1 - blockIdx.x, part)) return;
+    const int begin = part.begin;
+    const long long q0 = (long long)part.row0 * a.n_heads + part.tile.first;
+    if (tid < ROWS) visible_s[tid] = visible_keys(a, part, tid);
+#pragma unroll
+    for (int i = 0; i < ROWS / AT_ONCE; ++i) {
+        const int m = tid / 8 + i * AT_ONCE;
+        const bool is_row = m < part.tile.n;
+        const long long row = is_row ? q0 + m : q0;
+#pragma unroll
+        for (int slab = 0; slab < SLABS; ++slab) {
+            const int c = slab * 64 + tid % 8 * 8;
+            const elem_t* from = c < KV_LORA ? a.q_latent + row * KV_LORA + c
+                                             : a.q_pe + row * ROPE + (c - KV_LORA);
+            copy16_async(slabs + slab * SLAB_BYTES + hopper::piece_at(m, tid % 8), from, is_row);
+        }
+    }
+    __syncthreads();
+    const int low = visible_s[lane], high = visible_s[lane + 32];
+    const int most = __reduce_max_sync(0xffffffffu, max(low, high));
+    const unsigned least = __reduce_min_sync(0xffffffffu, min((unsigned)low, (unsigned)high));
+    const int m0 = warp * 16 + lane / 4;
+    const int visible[2] = {visible_s[m0], visible_s[m0 + 8]};
+    const int end = min(part.end, most);
+    const int n_tiles = most < 0 ? 0 : max(0, (end - begin + KEYS - 1) / KEYS);
+
+    long long slots[KEYS / AT_ONCE];
+    auto find_slots = [&](int tile) {
+#pragma unroll
+        for (int i = 0; i < KEYS / AT_ONCE; ++i) {
+            const int key = begin + tile * KEYS + tid / 8 + i * AT_ONCE;
+            slots[i] = key < end ? slot_of_key(a, part, key) : -1;
+        }
+    };
+    auto copy_tile = [&](int tile) {
+        unsigned char* to = keys_s + tile % 2 * TILE_BYTES;
+#pragma unroll
+        for (int i = 0; i < KEYS / AT_ONCE; ++i) {
+            const elem_t* from = a.cache + max(slots[i], 0LL) * WIDTH + tid % 8 * 8;
+            const int at = hopper::piece_at(tid / 8 + i * AT_ONCE, tid % 8);
+#pragma unroll
+            for (int slab = 0; slab < SLABS; ++slab)
+                copy16_async(to + slab * SLAB_BYTES + at, from + slab * 64, slots[i] >= 0);
+        }
+    };
+    find_slots(0);
+    copy_tile(0);
+    copy_commit();
+    find_slots(1);
+
+    float latents[KV_LORA / 4] = {};
+    Scores scores = {{}, {MINUS_INF, MINUS_INF}, {0, 0}};
+    const u64 q = hopper::operand(slabs);
+    for (int tile = 0; tile < n_tiles; ++tile) {
+        copy_wait<0>();
+        hopper::publish();
+        __syncthreads();
+        if (tile + 1 < n_tiles) copy_tile(tile + 1);
+        copy_commit();
+        find_slots(tile + 2);
+        unsigned char* k_tile = keys_s + tile % 2 * TILE_BYTES;
+
+        // Descriptors count in 16 bytes.
+        const u64 k = hopper::operand(k_tile);
+        hopper::begin();
+#pragma unroll
+        for (int at = 0; at < WIDTH / 16; ++at) {
+            const int step = at / 4 * (SLAB_BYTES / 16) + at % 4 * 2;
+            hopper::multiply(scores.s, q + step, k + step, at > 0);
+        }
+        hopper::commit();
+        hopper::wait<0>();
+        hopper::pin(scores.s);
+
+        const int first = begin + tile * KEYS;
+        const int left[2] = {min(visible[0], end) - first, min(visible[1], end) - first};
+        float factor[2];
+        scores.to_probabilities(left, a.scale * LOG2_E, factor);
+        if (any_of_warp(factor[0] != 1.f || factor[1] != 1.f)) {
+#pragma unroll
+            for (int i = 0; i < KV_LORA / 4; ++i) latents[i] *= factor[i / 2 % 2];
+        }
+        if (min(first + KEYS, end) > (int)least) {
+            // Both groups have their scores.
+            __syncthreads();
+            clean_latents(k_tile);
+            hopper::publish();
+            __syncthreads();
+        }
+        unsigned p[KEYS / 16][4];
+#pragma unroll
+        for (int i = 0; i < KEYS / 4; ++i)
+            p[i / 4][i % 4] = pack_bf16(scores.s[2 * i], scores.s[2 * i + 1]);
+        const u64 v = hopper::operand(k_tile + group * 4 * SLAB_BYTES, SLAB_BYTES);
+        hopper::begin();
+#pragma unroll
+        for (int at = 0; at < KEYS / 16; ++at)
+            hopper::multiply_trans_b(latents, p[at], v + at * (16 * hopper::ROW_BYTES / 16), true);
+        hopper::commit();
+        hopper::wait<0>();
+        hopper::pin(latents);
+    }
+    copy_wait<0>();
+
+    // Out, or a part of it.
+    scores.end();
+    const bool is_part = part.n_parts > 1;
+    const long long part0 = first_part(a, part);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        if (visible[h] < 0) continue;
+        const int m = m0 + 8 * h, column = group * (KV_LORA / 2) + lane % 4 * 2;
+        const float sum = scores.row_sum[h];
+        if (is_part && group == 0 && lane % 4 == 0)
+            put_stat(a, part0 + m, scores.row_max[h], sum);
+        const float by = is_part || sum == 0 ? 1.f : 1.f / sum;
+        float* sums = sums_of_part(a, part0 + m) + column;
+        elem_t* to = a.out + (q0 + m) * KV_LORA + column;
+#pragma unroll
+        for (int j = 0; j < KV_LORA / 16; ++j) {
+            const float x = latents[4 * j + 2 * h] * by, y = latents[4 * j + 2 * h + 1] * by;
+            if (is_part) *(float2*)(sums + 8 * j) = make_float2(x, y);
+            else *(unsigned*)(to + 8 * j) = pack_bf16(x, y);
+        }
+    }
+}
+
+}  // namespace mla_hopper
+#endif
