@@ -11,7 +11,7 @@ kernel_table!(Table { route });
 // As in `router.cu`.
 const THREADS: u32 = 256;
 const TILE_ROWS: usize = 8;
-const EXPERTS_A_WARP: u32 = 2;
+const TILE_EXPERTS: u32 = 4;
 /// Most experts of a layer, as in `moe.cu`.
 pub(crate) const MAX_EXPERTS: usize = 512;
 /// A lane keeps one of a row's experts.
@@ -123,7 +123,7 @@ impl<E: GemmElement> Kernels<E> {
         let n_warps = THREADS / self.stream.gpu().info().warp_size;
         let tiles = rows.n_rows.div_ceil(TILE_ROWS) as u32;
         let launch = Launch {
-            grid: [(n_experts as u32).div_ceil(n_warps * EXPERTS_A_WARP), tiles, 1],
+            grid: [(n_experts as u32).div_ceil(TILE_EXPERTS), tiles, 1],
             block: [THREADS, 1, 1],
             shared: shared_bytes(n_warps, n_experts),
         };

@@ -6,7 +6,7 @@ namespace router {
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / WARP;
 constexpr int ROWS = 8;
-constexpr int EXPERTS_A_WARP = 2;
+constexpr int EXPERTS = 4;
 
 // How experts are chosen.
 struct Config {
@@ -106,37 +106,57 @@ DEVICE void choose(float* scratch, const float* bias, const Config& config, int*
     weights[lane] = weight * config.scale;
 }
 
-// The logits of a tile of rows with the experts of this block.
+// Sums the first `N` of 32 values over the lanes of a warp, whose terms are added in the order of
+// `warp_sum`: lane `i` gets the sum of value `i % 32`.
+template <int N>
+DEVICE float warp_sums(float (&values)[32], int lane) {
+    if constexpr (N == 1) return values[0];
+    const bool is_high = lane & N / 2;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+        const float low = values[i], high = values[i + N / 2];
+        values[i] = (is_high ? high : low) + shuffle_xor(is_high ? low : high, N / 2);
+    }
+    if constexpr (N > 1) return warp_sums<N / 2>(values, lane);
+}
+
+// The logits of a tile of rows with the experts of this block. Threads share the terms of a sum;
+// rows and experts that do not exist repeat the last one, so that no load waits for a condition.
 DEVICE void tile_logits(const elem_t* x, int hidden, const float* gate, int n_experts, int n_rows,
                         float* logits) {
-    const int lane = threadIdx.x % WARP;
-    const int first = (blockIdx.x * WARPS + threadIdx.x / WARP) * EXPERTS_A_WARP;
-    if (first >= n_experts) return;
-    const float* w0 = gate + (u64)first * hidden;
-    const float* w1 = first + 1 < n_experts ? w0 + hidden : w0;
-    float sums[ROWS][EXPERTS_A_WARP] = {};
-    for (int at = lane * 8; at < hidden; at += WARP * 8) {
-        float a[8], b[8], values[8];
-        load8(w0 + at, a);
-        load8(w1 + at, b);
+    __shared__ float parts[WARPS][ROWS * EXPERTS];
+    const int lane = threadIdx.x % WARP, first = blockIdx.x * EXPERTS;
+    static_assert(ROWS * EXPERTS == 32, "a sum for each lane");
+    float sums[32] = {};
+#pragma unroll 1
+    for (int at = threadIdx.x * 8; at < hidden; at += THREADS * 8) {
+        float weights[EXPERTS][8];
+        float values[ROWS][8];
 #pragma unroll
-        for (int row = 0; row < ROWS; ++row) {
-            if (row >= n_rows) break;
-            load8(x + (u64)row * hidden + at, values);
+        for (int i = 0; i < EXPERTS; ++i)
+            load8(gate + (u64)min(first + i, n_experts - 1) * hidden + at, weights[i]);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                sums[row][0] = fmaf(values[i], a[i], sums[row][0]);
-                sums[row][1] = fmaf(values[i], b[i], sums[row][1]);
-            }
-        }
+        for (int row = 0; row < ROWS; ++row)
+            load8(x + (u64)min(row, n_rows - 1) * hidden + at, values[row]);
+#pragma unroll
+        for (int i = 0; i < ROWS * EXPERTS; ++i)
+#pragma unroll
+            for (int k = 0; k < 8; ++k)
+                sums[i] = fmaf(values[i / EXPERTS][k], weights[i % EXPERTS][k], sums[i]);
     }
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
-        if (row >= n_rows) break;
-        const float sum0 = warp_sum(sums[row][0]), sum1 = warp_sum(sums[row][1]);
-        if (lane == 0) logits[row * n_experts + first] = sum0;
-        if (lane == 0 && first + 1 < n_experts) logits[row * n_experts + first + 1] = sum1;
-    }
+    for (int mask = WARP / 2; mask >= 32; mask /= 2)
+#pragma unroll
+        for (int i = 0; i < 32; ++i) sums[i] += shuffle_xor(sums[i], mask);
+    const float sum = warp_sums<32>(sums, lane);
+    if (lane < ROWS * EXPERTS) parts[threadIdx.x / WARP][lane] = sum;
+    __syncthreads();
+    const int row = threadIdx.x / EXPERTS, expert = first + threadIdx.x % EXPERTS;
+    if (row >= n_rows || expert >= n_experts) return;
+    float total = 0.0f;
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp) total += parts[warp][threadIdx.x];
+    logits[row * n_experts + expert] = total;
 }
 
 }  // namespace router
