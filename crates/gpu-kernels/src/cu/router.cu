@@ -163,11 +163,11 @@ DEVICE void tile_logits(const elem_t* x, int hidden, const float* gate, int n_ex
 
 // Grid: tiles of experts, tiles of rows. `arrived` has a zero for each tile of rows, and zeros it
 // again. Dynamic shared memory: three values for each warp and expert.
-KERNEL(router::THREADS) route(const int* row_seq, int n_rows, const elem_t* x, int hidden,
-                              const float* gate, const float* bias, int n_experts, int is_softmax,
-                              int n_group, int topk_group, int by_two_best, int top_k,
-                              int normalise, float scale, float* logits, unsigned* arrived,
-                              int* ids, float* weights) {
+extern "C" __global__ void __launch_bounds__(router::THREADS, 2)
+route(const int* row_seq, int n_rows, const elem_t* x, int hidden, const float* gate,
+      const float* bias, int n_experts, int is_softmax, int n_group, int topk_group,
+      int by_two_best, int top_k, int normalise, float scale, float* logits, unsigned* arrived,
+      int* ids, float* weights) {
     using namespace router;
     extern __shared__ float scratch[];
     __shared__ bool is_last;
