@@ -73,7 +73,7 @@ impl PackedLinear {
     }
 
     /// Packs a quantised weight; its codes and scales stay as they are in memory, unless there is
-    /// a NaN among them or a scale of 2^120 or more: then the weight becomes f32.
+    /// a scale of 2^120 or more among them: then the weight becomes f32.
     ///
     /// # Panics
     ///

@@ -32,6 +32,13 @@ pub enum QuantizationError {
         /// Its place in row-major order.
         index: usize,
     },
+    /// An element is NaN by its code, or its product with its scale is beyond f32.
+    Value {
+        /// Its row.
+        row: usize,
+        /// Its column.
+        column: usize,
+    },
 }
 
 impl fmt::Display for QuantizationError {
@@ -48,6 +55,9 @@ impl fmt::Display for QuantizationError {
                 write!(f, "{actual} scales where the shape needs [{rows}, {columns}]")
             }
             Self::Scale { index } => write!(f, "scale {index} is NaN or infinite"),
+            Self::Value { row, column } => {
+                write!(f, "element [{row}, {column}] is NaN or infinite")
+            }
         }
     }
 }

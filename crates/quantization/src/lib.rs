@@ -6,7 +6,8 @@
 //!
 //! # Invariants
 //!
-//! The codes and scales of a [`QuantizedMatrix`] fit its shape, and no scale is NaN or infinite.
+//! The codes and scales of a [`QuantizedMatrix`] fit its shape, and no scale and no element is NaN
+//! or infinite.
 //!
 //! # Example
 //!

@@ -3,6 +3,11 @@
 use crate::codecs::{E2M1, E4M3, e8m0};
 use crate::error::QuantizationError;
 
+/// An E4M3 code of NaN without its sign.
+const E4M3_NAN: u8 = 0x7f;
+/// Codes that are looked through at once.
+const NAN_CHUNK: usize = 1 << 14;
+
 /// The elements of a matrix before scaling, row by row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Codes {
@@ -46,7 +51,7 @@ impl QuantizedMatrix {
     ///
     /// # Errors
     ///
-    /// If the codes or the scales do not fit the shape, or a scale is NaN or infinite.
+    /// If the codes or the scales do not fit the shape, or a scale or an element is NaN or infinite.
     pub fn new(shape: [usize; 2], codes: Codes, scales: Scales) -> Result<Self, QuantizationError> {
         let [n_out, n_in] = shape;
         let n_elements = n_out.checked_mul(n_in).ok_or(QuantizationError::Shape { shape })?;
@@ -59,7 +64,28 @@ impl QuantizedMatrix {
             return Err(QuantizationError::CodeCount { expected, actual });
         }
         scales.check(shape)?;
-        Ok(Self { n_out, n_in, codes, scales })
+        let matrix = Self { n_out, n_in, codes, scales };
+        matrix.check_values()?;
+        Ok(matrix)
+    }
+
+    /// Codes of NaN and products beyond f32 would make every token NaN.
+    fn check_values(&self) -> Result<(), QuantizationError> {
+        let (has_nan, largest) = match &self.codes {
+            Codes::E4m3(codes) => (codes.chunks(NAN_CHUNK).any(has_nan), E4M3[0x7e]),
+            Codes::E2m1(_) => (false, E2M1[7]),
+        };
+        if !has_nan && (self.scales.largest() * largest).is_finite() {
+            return Ok(());
+        }
+        let mut values = vec![0.0; self.n_in];
+        for row in 0..self.n_out {
+            self.dequantize_row(row, &mut values);
+            if let Some(column) = values.iter().position(|value| !value.is_finite()) {
+                return Err(QuantizationError::Value { row, column });
+            }
+        }
+        Ok(())
     }
 
     /// Rows of the matrix: outputs of its linear layer.
@@ -133,6 +159,18 @@ impl QuantizedMatrix {
 }
 
 impl Scales {
+    /// The greatest magnitude.
+    fn largest(&self) -> f32 {
+        match self {
+            Self::Blocks { values, .. } => {
+                values.iter().fold(0.0, |max, value| max.max(value.abs()))
+            }
+            Self::Groups { exponents, .. } => {
+                exponents.iter().max().map_or(0.0, |&code| e8m0(code))
+            }
+        }
+    }
+
     fn check(&self, [n_out, n_in]: [usize; 2]) -> Result<(), QuantizationError> {
         let ([rows, columns], actual) = match self {
             Self::Blocks { block, values } => (*block, values.len()),
@@ -152,6 +190,11 @@ impl Scales {
         };
         bad.map_or(Ok(()), |index| Err(QuantizationError::Scale { index }))
     }
+}
+
+/// Without a branch for each code, so that it takes less time than reading them.
+fn has_nan(codes: &[u8]) -> bool {
+    codes.iter().fold(false, |found, code| found | (code & E4M3_NAN == E4M3_NAN))
 }
 
 fn scale(out: &mut [f32], n_columns: usize, scales: impl Iterator<Item = f32>) {
@@ -257,5 +300,34 @@ mod tests {
         let scales = Scales::Groups { group: 32, exponents: vec![255] };
         let refused = QuantizedMatrix::new([1, 32], Codes::E2m1(vec![0; 16]), scales);
         assert_eq!(refused, Err(QuantizationError::Scale { index: 0 }));
+    }
+
+    #[test]
+    fn elements_are_finite() {
+        let check = |codes: Codes, scales, expected: Result<(), [usize; 2]>| {
+            let result = QuantizedMatrix::new([2, 32], codes, scales).map(|_| ());
+            let expected =
+                expected.map_err(|[row, column]| QuantizationError::Value { row, column });
+            assert_eq!(result, expected);
+        };
+        let e4m3 = |at: usize, code| {
+            let mut codes = vec![0; 64];
+            codes[at] = code;
+            Codes::E4m3(codes)
+        };
+        let whole = |scale| Scales::Blocks { block: [2, 32], values: vec![scale] };
+        for nan in [0x7f, 0xff] {
+            check(e4m3(35, nan), whole(1.0), Err([1, 3]));
+        }
+        // 448 and 256 times a scale that f32 has room for.
+        let half = -f32::MAX / 256.0;
+        check(e4m3(7, 0x7e), whole(half), Err([0, 7]));
+        check(e4m3(7, 0x78), whole(half), Ok(()));
+        let groups = || Scales::Groups { group: 32, exponents: vec![127, 254] };
+        // 0.5 to 6 times 2^127: only from 2 on there is no room.
+        let e2m1 = |code| Codes::E2m1([vec![0x77; 16], vec![0, code], vec![0; 14]].concat());
+        for (code, expected) in [(0x33, Ok(())), (0x40, Err([1, 3])), (0x0c, Err([1, 2]))] {
+            check(e2m1(code), groups(), expected);
+        }
     }
 }

@@ -136,7 +136,7 @@ pub enum WeightsError {
     Quantization {
         /// The tensor.
         name: String,
-        /// The shard that holds the scales.
+        /// The shard at fault: that of the scales, or that of the codes.
         file: PathBuf,
         /// What is wrong.
         source: QuantizationError,
@@ -215,7 +215,11 @@ impl fmt::Display for WeightsError {
                 write!(f, "cannot load {name} from {}: {source}", file.display())
             }
             Self::Quantization { name, file, source } => {
-                write!(f, "cannot load {name} with its scales from {}: {source}", file.display())
+                write!(
+                    f,
+                    "cannot load {name} from {}: {source}; get that file again",
+                    file.display()
+                )
             }
             Self::Device { name, source } => write!(f, "cannot move {name}: {source}"),
             Self::Dummy { name, source } => write!(f, "cannot make {name}: {source}"),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use checkpoint_files::Entry;
 use half::{bf16, f16};
-use quantization::{Codes, QuantizedMatrix, Scales, e8m0};
+use quantization::{Codes, QuantizationError, QuantizedMatrix, Scales, e8m0};
 use rayon::prelude::*;
 use safetensors::Dtype;
 use tch::{Kind, Tensor};
@@ -92,6 +92,10 @@ impl PackedSource {
         let (shard, entry) = &self.scales;
         let scales = shard.read(entry, |bytes| scales(bytes, entry.dtype, self.block));
         QuantizedMatrix::new(self.shape, codes, scales).map_err(|source| {
+            let shard = match source {
+                QuantizationError::Value { .. } => &self.codes.0,
+                _ => shard,
+            };
             let (name, file) = (name.to_owned(), shard.file.clone());
             WeightsError::Quantization { name, file, source }
         })

@@ -84,7 +84,7 @@ impl TensorMap {
     /// # Errors
     ///
     /// [`WeightsError::NotLoaded`] if it is not in the map or was already taken;
-    /// [`WeightsError::Quantization`] for a scale that is NaN or infinite;
+    /// [`WeightsError::Quantization`] for a scale or an element that is NaN or infinite;
     /// [`WeightsError::Tensor`] or [`WeightsError::Dummy`] if libtorch fails, for example when
     /// memory is short.
     pub fn take(&mut self, name: &str) -> Result<Tensor, WeightsError> {

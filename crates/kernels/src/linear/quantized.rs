@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::slice;
 
-use quantization::{Codes, QuantizedMatrix, Scales};
+use quantization::{QuantizedMatrix, Scales};
 
 use super::TASK_PANELS;
 use super::panels::{F32Row, PANEL, PanelRow, join, pack};
@@ -15,8 +15,6 @@ use crate::simd::{CODE_FACTOR, F32x16, Isa, Kernel, LANES, dispatch};
 const CHUNK: usize = 64;
 /// The exponent of [`CODE_FACTOR`].
 const FACTOR_EXPONENT: u8 = 8;
-/// An E4M3 code without its sign.
-const E4M3_NAN: u8 = 0x7f;
 
 /// Panels of codes. A code of input `k` has the scale of group `k / group`.
 #[derive(Clone, Debug)]
@@ -42,10 +40,6 @@ enum PanelScales {
 impl<C: PanelRow<Element = u8>> QuantizedPanels<C> {
     /// Packs a weight with its codes; `None` if it has values that decoding would not give.
     pub(super) fn new(weight: &QuantizedMatrix, codes: &[u8]) -> Option<Self> {
-        let is_nan = |code: &u8| code & E4M3_NAN == E4M3_NAN;
-        if matches!(weight.codes(), Codes::E4m3(codes) if codes.iter().any(is_nan)) {
-            return None;
-        }
         let n_in = weight.n_in();
         let (group, scales) = match weight.scales() {
             Scales::Blocks { block, values } => {

@@ -248,6 +248,8 @@ fn contradictions_name_the_tensor_and_the_way_out() {
     }
     let exponents = part(SCALE, Dtype::U8, &[2, 1], vec![127, 255]);
     check_fault(&[packed(16), exponents], &mxfp4(&[]), [2, 32], &[WEIGHT, "scale 1 is NaN"]);
+    let nan = part(WEIGHT, Dtype::F8_E4M3, &[2, 4], vec![0, 0, 0, 0, 0, 0, 0xff, 0]);
+    check_fault(&[nan, scalar(1.0)], &fp8, [2, 4], &[WEIGHT, "element [1, 2] is NaN", "again"]);
 }
 
 #[test]

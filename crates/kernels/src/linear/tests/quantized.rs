@@ -1,6 +1,6 @@
 //! Layers of quantised weights against layers of the values that they stand for.
 
-use quantization::{Codes, QuantizedMatrix, Scales};
+use quantization::{Codes, E2M1, E4M3, QuantizedMatrix, Scales, e8m0};
 
 use super::*;
 
@@ -87,25 +87,33 @@ fn a_quantised_weight_gives_the_bits_of_its_values() {
     }
 }
 
-/// One weight an output, of every code, times scales from the least to the greatest: those that
-/// overflow on the way among them.
+/// One weight an output, of every code that a scale leaves room for, times scales from the least to
+/// the greatest.
 #[test]
 fn every_code_is_exact_with_every_scale() {
     let e4m3: Vec<u8> = (0..=u8::MAX).filter(|code| code & 0x7f != 0x7f).collect();
     let e2m1: Vec<u8> = (0..16).chain((0..16).map(|code| code << 4)).collect();
-    let (n_e4m3, n_e2m1) = (e4m3.len(), e2m1.len());
-    for (shape, codes) in [([n_e4m3, 1], Codes::E4m3(e4m3)), ([n_e2m1, 2], Codes::E2m1(e2m1))] {
+    for (n_in, all_codes) in [(1, e4m3), (2, e2m1)] {
+        let shape = [all_codes.len(), n_in];
         let mut all = Vec::new();
         let least = f32::from_bits(1);
         for scale in [1.0, 0.0, -0.3, least, 1.7e-39, 3.3e-7, 1.3e36, 2.6e36, f32::MAX] {
-            all.push(Scales::Blocks { block: shape, values: vec![scale] });
-            all.push(Scales::Blocks { block: [1, 2], values: vec![scale; shape[0]] });
+            all.push((scale, Scales::Blocks { block: shape, values: vec![scale] }));
+            all.push((scale, Scales::Blocks { block: [1, 2], values: vec![scale; shape[0]] }));
         }
         for exponent in [0, 1, 127, 246, 247, 248, 254] {
-            all.push(Scales::Groups { group: 2, exponents: vec![exponent; shape[0]] });
+            let exponents = vec![exponent; shape[0]];
+            all.push((e8m0(exponent), Scales::Groups { group: 2, exponents }));
         }
-        for scales in all {
-            let matrix = QuantizedMatrix::new(shape, codes.clone(), scales).unwrap();
+        for (scale, scales) in all {
+            let value = |code: u8| match n_in {
+                1 => E4M3[usize::from(code)],
+                _ => E2M1[usize::from(code & 15)] + E2M1[usize::from(code >> 4)],
+            };
+            let fitting = |&code: &u8| if (value(code) * scale).is_finite() { code } else { 0 };
+            let codes = all_codes.iter().map(fitting).collect();
+            let codes = if n_in == 1 { Codes::E4m3(codes) } else { Codes::E2m1(codes) };
+            let matrix = QuantizedMatrix::new(shape, codes, scales).unwrap();
             let layer = PackedLinear::from_quantized(&matrix);
             let x = vec![1.0; shape[1]];
             check(&layer, &values(&matrix), &x, &format!("{:?}", matrix.scales()));
@@ -121,21 +129,14 @@ fn what_decoding_would_not_give_becomes_f32() {
     };
     let block = |value| Scales::Blocks { block: [1, 2], values: vec![value] };
     let group = |exponent| Scales::Groups { group: 2, exponents: vec![exponent] };
-    assert!(is_packed(&layer([0x7e, 0xfe], block(1.3e36))));
-    assert!(is_packed(&layer([0x7e, 0xfe], group(246))));
-    for (codes, scales) in [
-        ([0, 0x7f], block(1.0)),
-        ([0xff, 0], group(1)),
-        ([1, 2], block(1.4e36)),
-        ([1, 2], group(247)),
-    ] {
-        let layer = layer(codes, scales);
+    assert!(is_packed(&layer([0x77, 0xf7], block(1.3e36))));
+    assert!(is_packed(&layer([0x77, 0xf7], group(246))));
+    for (scales, scale) in [(block(1.4e36), 1.4e36), (group(247), 2_f32.powi(120))] {
+        // Of the codes the first is half the second, which is 2^-8.
+        let layer = layer([1, 2], scales);
         assert!(!is_packed(&layer));
-        let y = on_every_isa(1, |isa, y| {
-            layer.forward_on(isa, &[1.0, 1.0], y);
-            y[0] = if y[0].is_nan() { 0.0 } else { y[0] };
-        });
-        assert_eq!(y[0] == 0.0, codes[0] != 1, "{codes:?}: {}", y[0]);
+        let y = on_every_isa(1, |isa, y| layer.forward_on(isa, &[2.0, -2.0], y));
+        assert_eq!(y[0], scale * -2_f32.powi(-8));
     }
 }
 
