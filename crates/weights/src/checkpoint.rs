@@ -44,22 +44,27 @@ impl Checkpoint {
 
     /// Every tensor, sorted by name.
     pub fn tensors(&self) -> impl Iterator<Item = TensorInfo<'_>> {
-        self.shard_of.keys().filter_map(|name| self.tensor_info(name))
+        self.shard_of.iter().map(|(name, &shard_idx)| self.info_in(shard_idx, name))
     }
 
     /// What the header says about one tensor.
     #[must_use]
     pub fn tensor_info<'a>(&'a self, name: &str) -> Option<TensorInfo<'a>> {
         let (name, &shard_idx) = self.shard_of.get_key_value(name)?;
+        Some(self.info_in(shard_idx, name))
+    }
+
+    /// The same for a tensor that a shard is known to hold.
+    pub(crate) fn info_in<'a>(&'a self, shard_idx: usize, name: &'a str) -> TensorInfo<'a> {
         let shard = &self.shards[shard_idx];
         let entry = &shard.entries[name];
-        Some(TensorInfo {
+        TensorInfo {
             name,
             shape: &entry.shape,
             dtype: entry.dtype,
             n_bytes: entry.n_bytes(),
             file: &shard.file,
-        })
+        }
     }
 
     pub(crate) fn entry(&self, name: &str) -> Option<(&Arc<Shard>, &Entry)> {

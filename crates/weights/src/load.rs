@@ -104,9 +104,10 @@ impl Checkpoint {
     fn source(&self, spec: &TensorSpec, kind: Kind) -> Option<Source> {
         let part =
             |name: &str| self.entry(name).map(|(shard, entry)| (shard.clone(), entry.clone()));
-        match self.stored(spec)?.storage.ok()? {
+        let stored = self.stored(spec)?;
+        match stored.storage.ok()? {
             Storage::Dense => {
-                let (shard, entry) = part(&spec.name)?;
+                let (shard, entry) = part(stored.info.name)?;
                 Some(Source::Stored(shard, entry, kind))
             }
             Storage::Quantized(Packing { codes, scales, is_e2m1, block }) => {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Bound;
 
 use model_config::{DeclaredFormats, TensorSpec, WeightFormat};
 use safetensors::Dtype;
@@ -16,6 +17,8 @@ pub(crate) const MX_GROUP: usize = 32;
 pub(crate) const SCALES: [&str; 2] = ["_scale_inv", "_scale"];
 /// What compressed-tensors adds to the name of a tensor whose values are packed.
 pub(crate) const PACKED: &str = "_packed";
+/// What follows the name of a tensor in those of what would change its values and is not read.
+const UNREAD: [&str; 4] = ["_scale_2", "_global_scale", "_zero_point", "_g_idx"];
 
 /// How a tensor of the checkpoint is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +95,11 @@ pub enum StorageFault {
         /// The dtype.
         dtype: Dtype,
     },
+    /// Something beside it changes what its codes mean.
+    Unread {
+        /// The name of that.
+        part: String,
+    },
     /// It is quantised although the config excludes it.
     Excluded {
         /// The dtype.
@@ -144,6 +152,11 @@ impl fmt::Display for StorageFault {
                 "is {dtype:?}, as packed values are, but quantization_config does not say that it \
                  is MXFP4; no other packed format can be loaded"
             ),
+            Self::Unread { part } => write!(
+                f,
+                "is quantised with {part}, which is not supported; use a checkpoint without zero \
+                 points and second scales"
+            ),
             Self::Excluded { dtype, entry } => write!(
                 f,
                 "is {dtype:?}, but quantization_config excludes it from quantisation by `{entry}`; \
@@ -164,11 +177,23 @@ pub(crate) struct Stored<'a> {
 impl Checkpoint {
     /// How an expected tensor is stored; `None` if it is absent.
     pub(crate) fn stored(&self, spec: &TensorSpec) -> Option<Stored<'_>> {
-        let (plain, packed) =
-            (self.tensor_info(&spec.name), self.tensor_info(&format!("{}{PACKED}", spec.name)));
+        let name = &spec.name;
+        let parts =
+            self.shard_of.range::<str, _>((Bound::Included(name.as_str()), Bound::Unbounded));
+        let (mut plain, mut packed, mut found, mut unread) = (None, None, [None, None], None);
+        for (part, &shard_idx) in parts.take_while(|(part, _)| part.starts_with(name)) {
+            let place = match &part[name.len()..] {
+                "" => &mut plain,
+                PACKED => &mut packed,
+                ending if ending == SCALES[0] => &mut found[0],
+                ending if ending == SCALES[1] => &mut found[1],
+                ending if UNREAD.contains(&ending) => &mut unread,
+                _ => continue,
+            };
+            *place = Some(self.info_in(shard_idx, part));
+        }
         let info = plain.or(packed)?;
-        let scales = SCALES.map(|suffix| format!("{}{suffix}", spec.name));
-        let found = [self.tensor_info(&scales[0]), self.tensor_info(&scales[1])];
+        let scales = || SCALES.map(|suffix| format!("{name}{suffix}"));
         let mut shape = spec.shape.clone();
         if let ([_, n_in], true) = (&mut shape[..], is_packed(info.dtype)) {
             *n_in = n_in.div_ceil(2);
@@ -177,11 +202,15 @@ impl Checkpoint {
             (Some(plain), Some(packed), _) => {
                 Err(StorageFault::Twice { names: [plain.name, packed.name].map(str::to_owned) })
             }
-            (.., [Some(_), Some(_)]) => Err(StorageFault::Twice { names: scales }),
+            (.., [Some(_), Some(_)]) => Err(StorageFault::Twice { names: scales() }),
             (.., [scale, other]) => {
                 let scale = scale.or(other);
-                decide(spec, &info, scale.as_ref()).and_then(|storage| {
-                    storage.ok_or(StorageFault::NoScale { dtype: info.dtype, scales })
+                decide(spec, &info, scale.as_ref()).and_then(|storage| match (storage, unread) {
+                    (None, _) => Err(StorageFault::NoScale { dtype: info.dtype, scales: scales() }),
+                    (Some(Storage::Quantized(_)), Some(part)) => {
+                        Err(StorageFault::Unread { part: part.name.to_owned() })
+                    }
+                    (Some(storage), _) => Ok(storage),
                 })
             }
         };

@@ -147,6 +147,14 @@ fn one_scale_a_tensor_or_channel_shows_by_its_shape() {
 }
 
 #[test]
+fn a_name_of_packed_values_does_not_make_them_packed() {
+    let parts = [floats(&format!("{WEIGHT}_packed"), &[1, 2], &[1.0, -2.0])];
+    check_weight(&[&parts], &mxfp4(&[]), [1, 2], &[1.0, -2.0]);
+    let codes = part(&format!("{WEIGHT}_packed"), Dtype::F8_E4M3, &[1, 2], vec![ONE; 2]);
+    check_weight(&[&[codes, floats(SCALE, &[], &[3.0])]], &mxfp4(&[]), [1, 2], &[3.0; 2]);
+}
+
+#[test]
 fn scales_of_activations_are_not_used() {
     let input_scale = floats("model.layers.0.mlp.up_proj.input_scale", &[1], &[9.0]);
     let dir = written(&[&[ones([2, 3]), floats(SCALE, &[1], &[0.5]), input_scale]]);
@@ -250,6 +258,21 @@ fn contradictions_name_the_tensor_and_the_way_out() {
     check_fault(&[packed(16), exponents], &mxfp4(&[]), [2, 32], &[WEIGHT, "scale 1 is NaN"]);
     let nan = part(WEIGHT, Dtype::F8_E4M3, &[2, 4], vec![0, 0, 0, 0, 0, 0, 0xff, 0]);
     check_fault(&[nan, scalar(1.0)], &fp8, [2, 4], &[WEIGHT, "element [1, 2] is NaN", "again"]);
+}
+
+#[test]
+fn what_would_change_the_values_is_not_passed_over() {
+    for ending in ["_scale_2", "_global_scale", "_zero_point", "_g_idx"] {
+        let part = format!("{WEIGHT}{ending}");
+        let check = |weight: &[Part]| {
+            let dir = written(&[weight, &[floats(&part, &[1], &[0.0])]]);
+            Checkpoint::open(dir.path()).unwrap().check(&[spec(WEIGHT, &[2, 4])])
+        };
+        let message = check(&[ones([2, 4]), floats(SCALE, &[1], &[1.0])]).unwrap_err().to_string();
+        let expected = format!("{WEIGHT} is quantised with {part}, which is not supported");
+        assert!(message.contains(&expected), "{message}");
+        check(&[floats(WEIGHT, &[2, 4], &[1.0; 8])]).unwrap();
+    }
 }
 
 #[test]
