@@ -7,8 +7,8 @@
 
 use anyhow::{Context, Result};
 use gpu_kernels::{
-    IndexBatch, IndexSizes, Indexer, Mla, MlaBatch, MlaSizes, PagedRows, Sampling, SelectedKeys,
-    SelectionMut, Splits,
+    IndexBatch, IndexSizes, Indexer, Mla, MlaBatch, MlaSizes, PagedRows, PromptAttention,
+    PromptBatch, PromptSizes, Sampling, SelectedKeys, SelectionMut, Splits,
 };
 use gpu_runtime::{Buffer, Gpu, GpuError, Pod, Stream, elapsed_ms};
 use half::bf16;
@@ -32,6 +32,8 @@ struct Pass {
     n_seqs: usize,
     width: usize,
     context: usize,
+    /// What grids are made for.
+    longest: usize,
 }
 
 impl Pass {
@@ -57,7 +59,7 @@ struct Arrays {
 
 impl Arrays {
     fn new(stream: &Stream, pass: Pass) -> Result<Self> {
-        let Pass { n_seqs, width, context } = pass;
+        let Pass { n_seqs, width, context, .. } = pass;
         let n_rows = pass.n_rows();
         let pos = |row| (context - width + row % width) as i32;
         let n_blocks = pass.n_slots() / BLOCK_SIZE;
@@ -91,10 +93,17 @@ fn main() -> Result<()> {
     println!("{}: medians in us, floor in us, ratio", gpu.info().name);
     for (n_seqs, width) in [(1, 1), (1, 4), (16, 1), (16, 4), (64, 1), (64, 4), (1, 2048)] {
         for context in [1024, 8192].into_iter().filter(|&context| context > width) {
-            let pass = Pass { n_seqs, width, context };
+            let pass = Pass { n_seqs, width, context, longest: context };
             let all_keys: &[usize] = if width > WINDOW { &[256] } else { &[128, 256, 512, 1024] };
             for &keys in all_keys {
                 time_mla(&stream, pass, keys, false)?;
+            }
+            if width <= WINDOW {
+                // As in a graph, which is made for longer sequences.
+                time_mla(&stream, Pass { longest: 12_288, ..pass }, 256, false)?;
+            }
+            if width > WINDOW {
+                time_prompt(&stream, pass)?;
             }
             if context > INDEX.topk {
                 for &keys in all_keys {
@@ -120,7 +129,7 @@ fn time_mla(stream: &Stream, pass: Pass, keys: usize, is_selected: bool) -> Resu
     let q_latent = random(stream, n_rows * MLA.n_heads * MLA.kv_lora_rank)?;
     let q_pe = random(stream, n_rows * MLA.n_heads * MLA.rope_dim)?;
     let mut out = gpu.alloc::<bf16>(q_latent.len())?;
-    let mut scratch = gpu.alloc::<f32>(mla.scratch_len(pass.n_seqs, pass.context))?;
+    let mut scratch = gpu.alloc::<f32>(mla.scratch_len(pass.n_seqs, pass.longest))?;
     // What a row sees on average.
     let n_keys = if is_selected { INDEX.topk } else { pass.context - (pass.width - 1) / 2 };
     // Every fourth key, moved on by the row.
@@ -135,8 +144,8 @@ fn time_mla(stream: &Stream, pass: Pass, keys: usize, is_selected: bool) -> Resu
             rows: arrays.rows(),
             selection: is_selected
                 .then(|| SelectedKeys { indices: indices.view(), counts: counts.view() }),
-            max_kv_len: pass.context,
-            max_split_len: if pass.width <= WINDOW { pass.context } else { 0 },
+            max_kv_len: pass.longest,
+            max_split_len: if pass.width <= WINDOW { pass.longest } else { 0 },
             rows_per_seq: pass.width,
         };
         mla.attend(stream, &batch, scratch.view_mut(), out.view_mut())
@@ -145,7 +154,39 @@ fn time_mla(stream: &Stream, pass: Pass, keys: usize, is_selected: bool) -> Resu
     let n_bytes = 2 * (n_reads * width + 2 * q_latent.len());
     let n_flop = 2 * n_rows * MLA.n_heads * n_keys * (width + MLA.kv_lora_rank);
     let name = if is_selected { "mla selected" } else { "mla" };
-    report(&format!("{name}, split {keys}"), pass, us, (n_bytes, n_flop));
+    let grid = if pass.longest > pass.context { ", long grid" } else { "" };
+    report(&format!("{name}, split {keys}{grid}"), pass, us, (n_bytes, n_flop));
+    Ok(())
+}
+
+/// Attention of the chunk over expanded keys, without their expansion.
+fn time_prompt(stream: &Stream, pass: Pass) -> Result<()> {
+    let sizes = PromptSizes { n_heads: 16, nope_dim: 128, rope_dim: 64, v_dim: 128, scale: 0.07 };
+    let Some(attention) = PromptAttention::<bf16>::new(stream.gpu(), sizes)? else { return Ok(()) };
+    let arrays = Arrays::new(stream, pass)?;
+    let (n_rows, n_keys) = (pass.n_rows(), pass.context);
+    let q = random(stream, n_rows * 16 * 192)?;
+    let q_pe = random(stream, n_rows * 16 * 64)?;
+    let expanded = random(stream, n_keys * 16 * 256)?;
+    let k_pe = random(stream, n_keys * 576)?;
+    let first_key = upload(stream, [0].into_iter())?;
+    let mut out = stream.gpu().alloc::<bf16>(n_rows * 16 * 128)?;
+    let us = time(stream, 1, |stream, _| {
+        let batch = PromptBatch {
+            q: q.view(),
+            q_stride: 16 * 192,
+            q_pe: q_pe.view(),
+            expanded: expanded.view(),
+            k_pe: k_pe.view(),
+            k_pe_stride: 576,
+            first_key: first_key.view(),
+            rows: arrays.rows(),
+        };
+        attention.attend(stream, &batch, out.view_mut())
+    })?;
+    let n_bytes = 2 * (q.len() + q_pe.len() + expanded.len() + n_keys * 64 + out.len());
+    let n_flop = 2 * n_rows * 16 * (pass.context - (pass.width - 1) / 2) * (192 + 128);
+    report("expanded keys", pass, us, (n_bytes, n_flop));
     Ok(())
 }
 
@@ -218,10 +259,10 @@ fn time(
 }
 
 fn report(name: &str, pass: Pass, us: f64, (n_bytes, n_flop): (usize, usize)) {
-    let Pass { n_seqs, width, context } = pass;
+    let Pass { n_seqs, width, context, .. } = pass;
     let floor = 1e6 * (n_bytes as f64 / BYTES_PER_S).max(n_flop as f64 / FLOP_PER_S);
     println!(
-        "B {n_seqs:2} W {width} context {context:4}  {name:24} {us:8.1} {floor:8.1} {:6.1}",
+        "B {n_seqs:2} W {width} context {context:4}  {name:26} {us:8.1} {floor:8.1} {:6.1}",
         us / floor
     );
 }

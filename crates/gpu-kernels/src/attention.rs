@@ -92,16 +92,19 @@ pub struct MlaSizes {
 pub struct Splits {
     /// The most rows of a sequence whose keys are divided; the rows of longer chunks are not.
     pub window: usize,
-    /// Keys of a part, a multiple of 32; doubled until there are no more than `most` parts.
+    /// Keys of a part, a multiple of 32; doubled for sequences of which half of `most` parts would
+    /// be too few, and until there are no more than `most`.
     pub keys: usize,
     /// The most parts.
     pub most: usize,
 }
 
 impl Splits {
-    /// Parts of up to `len` keys, at most.
+    /// The most parts of any sequence of up to `len` keys.
     fn n_parts(self, len: usize) -> usize {
-        len.div_ceil(self.keys).clamp(1, self.most)
+        let of_short = len.div_ceil(self.keys).min(self.most / 2);
+        let of_long = len.div_ceil(2 * self.keys).min(self.most);
+        of_short.max(of_long).max(1)
     }
 
     /// As [`Mla::scratch_len`], for layers of these sizes.
@@ -150,6 +153,8 @@ pub struct Mla<E> {
 struct Tiles {
     /// By query rows (a row of the pass and a head each) of a tile, ascending.
     forms: Vec<Form>,
+    /// For few heads over a selection.
+    few: Option<Form>,
     join: Kernel,
 }
 
@@ -216,15 +221,16 @@ impl<E: GemmElement> Mla<E> {
         let topk = self.check(batch, &scratch, &out);
         let MlaBatch { rows, selection, .. } = *batch;
         let (n_rows, n_heads) = (rows.n_rows(), self.sizes.n_heads);
-        let Some(Tiles { forms, join }) = &self.tiles else {
+        let Some(tiles) = &self.tiles else {
             let args = self.args(batch, topk, scratch, out.reborrow());
             let launch = Launch::linear(as_u32(n_rows * n_heads), 128);
             // SAFETY: `check` saw the lengths of all arrays; what they hold is checked there.
             return unsafe { stream.launch(&self.plain, launch, &args) };
         };
-        let per_tile = if selection.is_some() { n_heads } else { n_heads * batch.rows_per_seq };
-        let form = forms.iter().find(|form| form.n_rows >= per_tile);
-        let form = form.unwrap_or(forms.last().expect("there is a form"));
+        let form = match selection {
+            Some(_) => tiles.form(n_heads, true),
+            None => tiles.form(n_heads * batch.rows_per_seq, false),
+        };
         let n_tiles = match selection {
             Some(_) => n_rows * n_heads.div_ceil(form.n_rows),
             None => n_rows * n_heads / form.n_rows + rows.n_seqs(),
@@ -247,7 +253,7 @@ impl<E: GemmElement> Mla<E> {
         args.i32(as_i32(n_parts));
         let n_blocks = rows.n_seqs() * self.splits.window * n_heads;
         // SAFETY: as above; the parts are those of the launch before.
-        unsafe { stream.launch(join, Launch::linear(as_u32(n_blocks), 128), &args) }
+        unsafe { stream.launch(&tiles.join, Launch::linear(as_u32(n_blocks), 128), &args) }
     }
 
     /// Checks all lengths and returns the width of selections.
@@ -321,12 +327,16 @@ impl Tiles {
             kernel.allow_shared(shared)?;
             Ok::<_, GpuError>(Form { n_rows, kernel, n_threads, shared })
         };
+        let mut few = None;
         let forms = if !has_matrix_unit::<E>(gpu) {
             return Ok(None);
         } else if gpu.info().arch == "sm_90" && kv_lora_rank == 512 && rope_dim.is_multiple_of(64) {
             // Queries and two tiles of 64 keys.
             let shared = as_u32(3 * 64 * 2 * (kv_lora_rank + rope_dim));
-            vec![form(64, "mla_hopper_rows64", 256, shared)?]
+            let form64 = form(64, "mla_hopper_rows64", 256, shared)?;
+            let shared = as_u32((16 + 64) * 2 * (kv_lora_rank + rope_dim));
+            few = Some(form(16, "mla_hopper_rows16", 128, shared)?);
+            vec![form64]
         } else if kv_lora_rank.is_multiple_of(64)
             && rope_dim.is_multiple_of(16)
             && gpu.info().max_shared_per_block >= shared_bytes(sizes, 64, 3)
@@ -339,7 +349,14 @@ impl Tiles {
         } else {
             return Ok(None);
         };
-        Ok(Some(Self { forms, join: module.kernel("mla_join")? }))
+        Ok(Some(Self { forms, few, join: module.kernel("mla_join")? }))
+    }
+
+    /// The form for `n_rows` query rows that share their keys.
+    fn form(&self, n_rows: usize, is_selected: bool) -> &Form {
+        let few = self.few.as_ref().filter(|few| is_selected && n_rows <= few.n_rows);
+        let wide = || self.forms.iter().find(|form| form.n_rows >= n_rows);
+        few.or_else(wide).unwrap_or(self.forms.last().expect("there is a form"))
     }
 }
 

@@ -25,8 +25,12 @@ pub(crate) const LAYERS: Unit = unit!("layers":
     "portable.cuh", "hopper.cuh", "rows.cuh", "norms.cu", "rope.cu", "elementwise.cu", "router.cu",
     "moe.cu", "moe_gemm.cu";);
 pub(crate) const ATTENTION: Unit = unit!("attention":
-    "portable.cuh", "hopper.cuh", "paged.cuh", "attention.cu", "attention_hopper.cu";
+    "portable.cuh", "hopper.cuh", "paged.cuh", "softmax_hopper.cuh", "attention.cu",
+    "attention_hopper.cu", "attention_hopper_few.cu";
     "KV_LORA", "ROPE");
+pub(crate) const PROMPT: Unit = unit!("prompt":
+    "portable.cuh", "hopper.cuh", "paged.cuh", "softmax_hopper.cuh", "prompt.cu";
+    "NOPE", "ROPE", "VALUE");
 pub(crate) const INDEXER: Unit =
     unit!("indexer": "portable.cuh", "paged.cuh", "indexer.cu"; "INDEX_HEADS", "INDEX_DIM");
 pub(crate) const SAMPLING: Unit = unit!("sampling": "portable.cuh", "sampling.cu";);

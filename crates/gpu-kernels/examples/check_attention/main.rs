@@ -9,6 +9,7 @@
 mod batch;
 mod index;
 mod mla;
+mod prompt;
 mod sample;
 mod steps;
 
@@ -34,6 +35,7 @@ fn main() -> Result<()> {
 fn check<E: Elem>(stream: &Stream, is_quick: bool) -> Result<()> {
     sample::check::<E>(stream)?;
     steps::check::<E>(stream)?;
+    prompt::check::<E>(stream)?;
     let index_sizes = [
         IndexSizes { n_heads: 4, head_dim: 32, topk: 64 },
         IndexSizes { n_heads: 32, head_dim: 128, topk: 2048 },

@@ -42,7 +42,15 @@ pub(crate) fn check<E: Elem>(
         for is_selected in [false, true] {
             let case = Case::<E>::new(&mut rng, sizes, &seqs, is_selected.then_some(topk));
             let first = case.run(&mla, stream, &case.batch, 0)?;
-            ensure!(first == case.run(&mla, stream, &case.batch, 0)?, "two runs differ");
+            for _ in 0..10 {
+                let again = case.run(&mla, stream, &case.batch, 0)?;
+                let differs = |&at: &usize| first[at] != again[at];
+                let n = (0..first.len()).filter(differs).count();
+                let at = (0..first.len()).find(differs).unwrap_or(0);
+                let row = at / (sizes.n_heads * sizes.kv_lora_rank);
+                let what = format!("{:?} and {:?}", first[at], again[at]);
+                ensure!(n == 0, "two runs differ in {n} values, first in row {row}: {what}");
+            }
             case.check_alone(&mla, stream, &first)?;
             let error = case.error(&first)?;
             let keys = if is_selected { "selected" } else { "all" };
@@ -63,7 +71,7 @@ pub(crate) fn check<E: Elem>(
     check_all_selected::<E>(&mut rng, stream, &mla, topk)
 }
 
-/// A selection of all visible keys has the bits of dense attention.
+/// A selection of all visible keys is dense attention.
 fn check_all_selected<E: Elem>(
     rng: &mut ChaCha8Rng,
     stream: &Stream,
@@ -73,9 +81,10 @@ fn check_all_selected<E: Elem>(
     let sizes = mla.sizes();
     let seqs = ragged(rng, 9, topk - 16);
     let mut case = Case::<E>::new(rng, sizes, &seqs, None);
-    let dense = case.run(mla, stream, &case.batch, 0)?;
+    let dense = case.clone();
     case.selection = Some((topk, case.batch.row_pos.iter().map(|&p| (0..=p).collect()).collect()));
-    ensure!(dense == case.run(mla, stream, &case.batch, 0)?, "all keys selected differ from dense");
+    let error = dense.error(&case.run(mla, stream, &case.batch, 0)?)?;
+    ensure!(error < E::TOLERANCE, "all keys selected differ from dense by {error:.1e}");
     Ok(())
 }
 
@@ -292,7 +301,7 @@ impl<E: Elem> Case<E> {
 }
 
 /// Whether all bytes are still 0x7b.
-fn is_poison<E: Elem>(x: E) -> bool {
+pub(crate) fn is_poison<E: Elem>(x: E) -> bool {
     let wide = f32::from_bits(0x7b7b_7b7b);
     let narrow = f32::from_bits(0x7b7b_0000);
     x.f32() == if E::NAME == "f32" { wide } else { narrow }

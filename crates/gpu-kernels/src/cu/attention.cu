@@ -7,7 +7,6 @@
 namespace mla {
 
 constexpr int WIDTH = KV_LORA + ROPE;
-constexpr float LOG2_E = 1.4426950408889634f;
 
 struct Mla {
     elem_t* out;            // [n_rows, n_heads, KV_LORA]
@@ -38,12 +37,14 @@ struct Mla {
         n_heads, topk, window, split_keys, max_splits, scale}
 
 #if TANDEM_BF16 && TANDEM_SM80 && KV_LORA % 64 == 0 && ROPE % 16 == 0
-// Keys of each part of a window's work over `len` keys; everything at once for more rows.
+// Keys of each part of a window's work over `len` keys; everything at once for more rows. Parts of
+// long sequences are longer, as what joins them costs by their number.
 DEVICE int keys_per_split(const Mla& a, int seq, int len) {
     if (a.row_start[seq + 1] - a.row_start[seq] > a.window) return max(len, 1);
-    int keys = a.split_keys;
-    while ((long long)keys * a.max_splits < len) keys *= 2;
-    return keys;
+    long long keys = a.split_keys;
+    if (keys * a.max_splits < 2LL * len) keys *= 2;
+    while (keys * a.max_splits < len) keys *= 2;
+    return (int)keys;
 }
 
 // What a block does: a tile of query rows (a row of the pass and a head each) and a part of what

@@ -1,5 +1,5 @@
-// Attention over latents by Hopper's matrix unit: a block for 64 query rows (a row of the pass and a
-// head each) and a part of their keys, 64 keys at a time. Two warp groups compute the same scores
+// Attention over latents by Hopper's matrix unit: a block for 64 query rows (a row of the pass and
+// a head each) and a part of their keys, 64 keys at a time. Two warp groups compute the same scores
 // and half of the output each, so that probabilities never leave registers and the groups meet at
 // tiles of keys alone. Queries and two tiles of keys fill the shared memory of a multiprocessor.
 
@@ -14,76 +14,6 @@ constexpr int SLAB_BYTES = 64 * hopper::ROW_BYTES;
 constexpr int TILE_BYTES = SLABS * SLAB_BYTES;
 constexpr int THREADS = 256;
 constexpr int AT_ONCE = THREADS / 8;  // Rows of a slab that the threads copy at once.
-
-DEVICE float exp2_of(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-DEVICE bool any_of_warp(bool yes) { return warp_ballot(yes) != 0; }
-
-// The scores of a tile, then its probabilities, of the two query rows of a thread: rows g and
-// g + 8 of its warp's 16, with g = lane / 4, as `hopper::multiply` leaves them.
-struct Scores {
-    float s[KEYS / 2];
-    float row_max[2], row_sum[2];
-
-    // From scores to probabilities; `left` says how many keys of the tile each row sees. The
-    // factors are for what was summed before.
-    __device__ __forceinline__ void to_probabilities(const int (&left)[2], float scale,
-                                                     float (&factor)[2]) {
-        const int column = threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float top = MINUS_INF;
-#pragma unroll
-            for (int j = 0; j < KEYS / 8; ++j)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    float& x = s[4 * j + 2 * h + i];
-                    if (8 * j + column + i >= left[h]) x = MINUS_INF;
-                    top = fmaxf(top, x);
-                }
-            top = fmaxf(top, shuffle_xor(top, 1));
-            top = fmaxf(top, shuffle_xor(top, 2));
-            top = fmaxf(top * scale, row_max[h]);
-            // Of a row that has seen no key yet, any finite base gives zeros.
-            const float base = top == MINUS_INF ? 0.f : top;
-            factor[h] = exp2_of(row_max[h] - base);
-            row_max[h] = top;
-            float sum = 0;
-#pragma unroll
-            for (int j = 0; j < KEYS / 8; ++j)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    float& x = s[4 * j + 2 * h + i];
-                    x = exp2_of(fmaf(x, scale, -base));
-                    sum += x;
-                }
-            row_sum[h] = row_sum[h] * factor[h] + sum;
-        }
-    }
-
-    // The sums of whole rows: four threads have a row's keys.
-    __device__ __forceinline__ void end() {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            row_sum[h] += shuffle_xor(row_sum[h], 1);
-            row_sum[h] += shuffle_xor(row_sum[h], 2);
-        }
-    }
-};
-
-// A probability of zero does not undo a latent that is no number, so that a row would get it from a
-// key behind it. The rows that do see such a key have it from their scores.
-DEVICE void clean_latents(unsigned char* tile) {
-    for (int at = threadIdx.x; at < KEYS * (KV_LORA / 2); at += THREADS) {
-        unsigned& bits = ((unsigned*)tile)[at];
-        if ((bits & 0x7f80u) == 0x7f80u) bits &= 0xffff0000u;
-        if ((bits & 0x7f800000u) == 0x7f800000u) bits &= 0xffffu;
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(256, 1) mla_hopper_rows64(MLA_PARAMS) {
     extern __shared__ __align__(1024) unsigned char slabs[];
@@ -144,15 +74,12 @@ extern "C" __global__ void __launch_bounds__(256, 1) mla_hopper_rows64(MLA_PARAM
     find_slots(1);
 
     float latents[KV_LORA / 4] = {};
-    Scores scores = {{}, {MINUS_INF, MINUS_INF}, {0, 0}};
+    hopper::Scores<KEYS> scores = {{}, {MINUS_INF, MINUS_INF}, {0, 0}};
     const u64 q = hopper::operand(slabs);
     for (int tile = 0; tile < n_tiles; ++tile) {
         copy_wait<0>();
         hopper::publish();
         __syncthreads();
-        if (tile + 1 < n_tiles) copy_tile(tile + 1);
-        copy_commit();
-        find_slots(tile + 2);
         unsigned char* k_tile = keys_s + tile % 2 * TILE_BYTES;
 
         // Descriptors count in 16 bytes.
@@ -164,6 +91,10 @@ extern "C" __global__ void __launch_bounds__(256, 1) mla_hopper_rows64(MLA_PARAM
             hopper::multiply(scores.s, q + step, k + step, at > 0);
         }
         hopper::commit();
+        // The copies begin while the matrix unit is busy.
+        if (tile + 1 < n_tiles) copy_tile(tile + 1);
+        copy_commit();
+        find_slots(tile + 2);
         hopper::wait<0>();
         hopper::pin(scores.s);
 
@@ -171,21 +102,20 @@ extern "C" __global__ void __launch_bounds__(256, 1) mla_hopper_rows64(MLA_PARAM
         const int left[2] = {min(visible[0], end) - first, min(visible[1], end) - first};
         float factor[2];
         scores.to_probabilities(left, a.scale * LOG2_E, factor);
-        if (any_of_warp(factor[0] != 1.f || factor[1] != 1.f)) {
+        if (hopper::any_of_warp(factor[0] != 1.f || factor[1] != 1.f)) {
 #pragma unroll
             for (int i = 0; i < KV_LORA / 4; ++i) latents[i] *= factor[i / 2 % 2];
         }
         if (min(first + KEYS, end) > (int)least) {
             // Both groups have their scores.
             __syncthreads();
-            clean_latents(k_tile);
+            hopper::clean_values((unsigned*)k_tile, KEYS * KV_LORA / 2, THREADS);
             hopper::publish();
             __syncthreads();
         }
         unsigned p[KEYS / 16][4];
 #pragma unroll
-        for (int i = 0; i < KEYS / 4; ++i)
-            p[i / 4][i % 4] = pack_bf16(scores.s[2 * i], scores.s[2 * i + 1]);
+        for (int i = 0; i < KEYS / 16; ++i) scores.pack(i, p[i]);
         const u64 v = hopper::operand(k_tile + group * 4 * SLAB_BYTES, SLAB_BYTES);
         hopper::begin();
 #pragma unroll

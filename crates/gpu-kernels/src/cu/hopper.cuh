@@ -28,9 +28,9 @@ DEVICE int pair_at(int row, int column) {
 }
 
 // An operand in slabs. Its rows are the rows (a) or columns (b) of the product and its columns what
-// is summed; or the other way round (`trans_b`), where `slab_bytes` lead from 64 columns of the
-// product to the next 64. 16 summed columns further are 32 bytes further in a slab; 16 summed rows
-// further, 16 rows.
+// is summed; or the other way round (`trans_a`, `trans_b`), where `slab_bytes` lead from 64 columns
+// of the product to the next 64. 16 summed columns further are 32 bytes further in a slab; 16
+// summed rows further, 16 rows.
 DEVICE u64 operand(const void* at, int slab_bytes = 16) {
     const u64 address = __cvta_generic_to_shared(at);
     return (address & 0x3ffff) >> 4 | (u64)(slab_bytes >> 4) << 16 | (u64)(1024 >> 4) << 32 |
@@ -79,29 +79,35 @@ DEVICE void wait() {
 // d (+)= a * b^T, both as `operand`s; without the sum where `adds` is false. Thread `t` of the
 // warp group has, of warp w = t / 32, g = t % 32 / 4 and c = t % 4, in d[4 * j + i] the product's
 // row 16 * w + g + i / 2 * 8 and column 8 * j + 2 * c + i % 2.
-#define PRODUCT(N, COUNT, LIST, A, B, P)                                                         \
-    DEVICE void multiply(float (&d)[COUNT], u64 a, u64 b, bool adds) {                           \
+#define PRODUCT(NAME, N, COUNT, TRANS_A, LIST, A, B, P)                                          \
+    DEVICE void NAME(float (&d)[COUNT], u64 a, u64 b, bool adds) {                               \
         asm volatile("{.reg .pred p; setp.ne.b32 p, " P ", 0; "                                  \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 " LIST ", " A     \
-                     ", " B ", p, 1, 1, 0, 0;}"                                                  \
+                     ", " B ", p, 1, 1, " #TRANS_A ", 0;}"                                       \
                      : IO##COUNT(0)                                                              \
                      : "l"(a), "l"(b), "r"((int)adds));                                          \
     }
-PRODUCT(16, 8, D8, "%8", "%9", "%10")
-PRODUCT(32, 16, D16, "%16", "%17", "%18")
-PRODUCT(64, 32, D32, "%32", "%33", "%34")
-PRODUCT(128, 64, D64, "%64", "%65", "%66")
+PRODUCT(multiply, 16, 8, 0, D8, "%8", "%9", "%10")
+PRODUCT(multiply, 32, 16, 0, D16, "%16", "%17", "%18")
+PRODUCT(multiply, 64, 32, 0, D32, "%32", "%33", "%34")
+PRODUCT(multiply, 128, 64, 0, D64, "%64", "%65", "%66")
+// The same with an `a` whose rows are summed.
+PRODUCT(multiply_trans_a, 16, 8, 1, D8, "%8", "%9", "%10")
 
 // d (+)= a * b, where `a` are registers of this thread as `mma_16x8x16` takes them for the rows
 // 16 * w .. 16 * w + 16, and `b` an `operand` whose rows are summed.
-DEVICE void multiply_trans_b(float (&d)[128], const unsigned (&a)[4], u64 b, bool adds) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %133, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " D128
-                 ", {%128,%129,%130,%131}, %132, p, 1, 1, 1;}"
-                 : IO128(0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
-}
+#define PRODUCT_OF_REGISTERS(N, COUNT, LIST, A, B, P)                                            \
+    DEVICE void multiply_trans_b(float (&d)[COUNT], const unsigned (&a)[4], u64 b, bool adds) {  \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, " P ", 0; "                                  \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 " LIST ", " A     \
+                     ", " B ", p, 1, 1, 1;}"                                                     \
+                     : IO##COUNT(0)                                                              \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));      \
+    }
+PRODUCT_OF_REGISTERS(128, 64, D64, "{%64,%65,%66,%67}", "%68", "%69")
+PRODUCT_OF_REGISTERS(256, 128, D128, "{%128,%129,%130,%131}", "%132", "%133")
 
+#undef PRODUCT_OF_REGISTERS
 #undef PRODUCT
 #undef IO4
 #undef IO8

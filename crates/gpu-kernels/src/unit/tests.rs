@@ -10,9 +10,10 @@ use gpu_runtime::{Api, compile_only};
 use super::*;
 
 /// Every unit, with sizes that fill the tiles of the matrix unit and sizes that do not.
-const UNITS: [(&Unit, &[&[usize]]); 6] = [
+const UNITS: [(&Unit, &[&[usize]]); 7] = [
     (&LAYERS, &[&[]]),
     (&ATTENTION, &[&[512, 64], &[64, 16], &[40, 8]]),
+    (&PROMPT, &[&[128, 64, 128]]),
     (&INDEXER, &[&[32, 128], &[4, 32], &[3, 24]]),
     (&SAMPLING, &[&[]]),
     (&STEP, &[&[]]),
