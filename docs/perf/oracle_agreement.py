@@ -32,7 +32,7 @@ def generate(args: argparse.Namespace, model: str, n_drafts: int, prompts: list)
         command = [args.tandem, "generate", "--json", "--prompts", file.name]
         command += ["--model", str(ROOT / "crates/bundled-checkpoints/checkpoints" / model)]
         command += ["--device", args.device, "--dtype", args.dtype]
-        command += ["--num-speculative-tokens", str(n_drafts)]
+        command += ["--num-speculative-tokens", str(n_drafts), *args.generate_args.split()]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}: {done.stderr}")
@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--drafts", type=int, nargs="*", default=[0, 3])
     parser.add_argument("--probes", action="store_true")
+    parser.add_argument("--generate-args", default="", help="more arguments of tandem generate")
     parser.add_argument("--output", type=pathlib.Path, help="also write the figures there")
     parser.add_argument("--beside", type=pathlib.Path, help="such figures of another device")
     args = parser.parse_args()

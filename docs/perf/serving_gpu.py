@@ -6,8 +6,8 @@
 
 Greedy, ids in, end of sequence ignored, no prefix cache. A server is started once for each column.
 The table `vllm` has one wave of requests, and 8 of them at 1 at once. Figures are the median of the
-repeats and their range. The step in it is derived: median TPOT times mean tokens a step of a request,
-so that at several at once it includes the waiting for prompts.
+repeats and their range. The step in it is derived: median TPOT times mean tokens a request's step, so
+that at several at once it includes the waiting for prompts.
 """
 import argparse
 import contextlib
