@@ -7,6 +7,7 @@ use std::sync::Arc;
 use model_config::{ModelConfig, TensorSpec};
 
 use crate::error::{Misshapen, WeightsError};
+use crate::parameters::layer_of;
 use crate::shard::{Entry, Shard};
 use crate::storage;
 
@@ -102,7 +103,14 @@ impl Checkpoint {
         if missing.is_empty() && misshapen.is_empty() && unreadable.is_empty() {
             return Ok(());
         }
-        Err(WeightsError::Unfit { dir: self.dir.clone(), missing, misshapen, unreadable })
+        let mut n_required = Box::<BTreeMap<usize, usize>>::default();
+        for spec in expected.iter().filter(|spec| !spec.is_optional) {
+            if let Some(layer) = layer_of(&spec.name) {
+                *n_required.entry(layer).or_insert(0) += 1;
+            }
+        }
+        let dir = self.dir.clone();
+        Err(WeightsError::Unfit { dir, missing, misshapen, unreadable, n_required })
     }
 
     /// Checks that the checkpoint can draft: its config has MTP layers and all their tensors are

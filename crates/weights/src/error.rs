@@ -1,11 +1,13 @@
 //! Why a checkpoint cannot be used.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
 use quantization::QuantizationError;
 use torch_ext::TensorError;
 
+use crate::parameters::layer_of;
 use crate::storage::StorageFault;
 
 /// A tensor that the index puts into a shard that does not hold it.
@@ -105,6 +107,8 @@ pub enum WeightsError {
         misshapen: Vec<Misshapen>,
         /// Tensors that cannot be read as they are stored.
         unreadable: Vec<(String, StorageFault)>,
+        /// How many tensors the model needs of each layer.
+        n_required: Box<BTreeMap<usize, usize>>,
     },
     /// Drafting needs MTP tensors that the checkpoint does not bring.
     MtpIncomplete {
@@ -157,6 +161,38 @@ pub enum WeightsError {
     },
 }
 
+/// The way out where MTP layers are at fault.
+const NO_DRAFTING: &str = "give --num-speculative-tokens 0 to run without drafting";
+
+impl WeightsError {
+    /// A line for each tensor that does not fit, or for a whole layer that is not there.
+    pub(crate) fn faults(&self) -> Vec<String> {
+        let Self::Unfit { missing, misshapen, unreadable, n_required, .. } = self else {
+            return vec![self.to_string()];
+        };
+        let mut n_missing = BTreeMap::new();
+        for layer in missing.iter().filter_map(|name| layer_of(name)) {
+            *n_missing.entry(layer).or_insert(0) += 1;
+        }
+        let mut lines = Vec::new();
+        for name in missing {
+            let layer = layer_of(name);
+            let whole = layer.filter(|layer| n_required.get(layer) == n_missing.get(layer));
+            lines.push(match whole {
+                Some(layer) => {
+                    let n_tensors = n_missing[&layer];
+                    format!("model.layers.{layer} is missing with all its {n_tensors} tensors")
+                }
+                None => format!("{name} is missing"),
+            });
+        }
+        lines.dedup();
+        lines.extend(misshapen.iter().map(Misshapen::to_string));
+        lines.extend(unreadable.iter().map(|(name, fault)| format!("{name} {fault}")));
+        lines
+    }
+}
+
 impl fmt::Display for WeightsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -194,20 +230,28 @@ impl fmt::Display for WeightsError {
                 write!(f, "{} names shards that lack the tensor:", index.display())?;
                 misplaced.iter().try_for_each(|tensor| write!(f, "\n  {tensor}"))
             }
-            Self::Unfit { dir, missing, misshapen, unreadable } => {
+            Self::Unfit { dir, .. } => {
                 write!(f, "{} does not fit its config:", dir.display())?;
-                missing.iter().try_for_each(|name| write!(f, "\n  {name} is missing"))?;
-                misshapen.iter().try_for_each(|tensor| write!(f, "\n  {tensor}"))?;
-                unreadable.iter().try_for_each(|(name, fault)| write!(f, "\n  {name} {fault}"))
+                self.faults().iter().try_for_each(|fault| write!(f, "\n  {fault}"))
             }
-            Self::MtpIncomplete { source, .. } => {
-                write!(f, "drafting was asked for, but the MTP tensors are incomplete: {source}")?;
-                write!(f, "\nset num_speculative_tokens to 0 to run without drafting")
+            Self::MtpIncomplete { dir, source } => {
+                let dir = dir.display();
+                write!(
+                    f,
+                    "drafting was asked for, but MTP tensors of {dir} do not fit its config:"
+                )?;
+                match &source.faults()[..] {
+                    [fault] => write!(f, " {fault}; {NO_DRAFTING}"),
+                    faults => {
+                        faults.iter().try_for_each(|fault| write!(f, "\n  {fault}"))?;
+                        write!(f, "\n{NO_DRAFTING}")
+                    }
+                }
             }
             Self::NoMtpLayers { dir } => write!(
                 f,
                 "drafting was asked for, but config.json of {} has num_nextn_predict_layers 0; \
-                 set num_speculative_tokens to 0",
+                 {NO_DRAFTING}",
                 dir.display()
             ),
             Self::NotLoaded { name } => write!(f, "{name} was not loaded or was already taken"),
@@ -250,7 +294,6 @@ impl std::error::Error for WeightsError {
             Self::Read { source, .. } => Some(source),
             Self::BadIndex { source, .. } => Some(source),
             Self::BadHeader { source, .. } => Some(source),
-            Self::MtpIncomplete { source, .. } => Some(source.as_ref()),
             Self::Tensor { source, .. } => Some(source),
             Self::Quantization { source, .. } => Some(source),
             Self::Device { source, .. } => Some(source),

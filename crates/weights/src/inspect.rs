@@ -120,7 +120,9 @@ impl CheckpointSummary {
             }
         }
         if let (Some(model), Some(specs)) = (&model, &specs) {
-            summary.check(dir, model, (survey.as_ref(), specs));
+            let quantization = |field: &str| field.starts_with("quantization_config");
+            let is_declared = !errors.iter().any(|error| error.field().is_some_and(quantization));
+            summary.check(dir, model, (survey.as_ref(), specs), is_declared);
         }
         Ok(summary)
     }
@@ -170,21 +172,24 @@ impl CheckpointSummary {
         }
     }
 
+    /// `is_declared` unless the config's word on quantisation is at fault.
     fn check(
         &mut self,
         dir: &Path,
         model: &ModelConfig,
         (survey, [target, mtp]): (Option<&Survey>, &[Vec<TensorSpec>; 2]),
+        is_declared: bool,
     ) {
-        // What is wrong, but for the tensors of shards that are not there.
+        // What is wrong, but for the tensors of shards that are not there, and for what may be
+        // right once the config is.
         let fault = |specs: &[TensorSpec]| {
             let survey = survey?;
             let mut fault = survey.checkpoint.check(specs).err()?;
-            if let WeightsError::Unfit { missing, .. } = &mut fault {
+            if let WeightsError::Unfit { missing, unreadable, .. } = &mut fault {
                 missing.retain(|name| !survey.is_named(name));
+                unreadable.retain(|(_, fault)| is_declared || !fault.is_about_config());
             }
-            // The first line is a heading.
-            (fault.to_string().lines().count() > 1).then_some(fault)
+            (!fault.faults().is_empty()).then_some(fault)
         };
         self.problems.extend(fault(target).map(|fault| Problem::new(&fault, false)));
         let dir = dir.to_path_buf();

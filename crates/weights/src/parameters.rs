@@ -88,8 +88,12 @@ pub(crate) fn weight_name(name: &str) -> &str {
 
 /// The layer of an MTP tensor; `None` for a tensor of the target.
 pub(crate) fn mtp_layer(name: &str, num_hidden_layers: Option<usize>) -> Option<usize> {
-    let (layer_idx, _) = split_layer(name)?;
-    (layer_idx >= num_hidden_layers?).then_some(layer_idx)
+    layer_of(name).filter(|&layer_idx| num_hidden_layers.is_some_and(|n| layer_idx >= n))
+}
+
+/// The layer of a tensor, if it is of one.
+pub(crate) fn layer_of(name: &str) -> Option<usize> {
+    split_layer(name).map(|(layer_idx, _)| layer_idx)
 }
 
 /// Splits `model.layers.{idx}.{rest}` into index and rest.

@@ -50,6 +50,7 @@ impl Shard {
                 missing: Vec::new(),
                 misshapen: Vec::new(),
                 unreadable: vec![(name.to_owned(), StorageFault::Dtype(entry.dtype))],
+                n_required: Box::default(),
             });
         };
         let tensor = self.read(entry, |bytes| to_tensor(bytes, &entry.shape, (stored, kind)));

@@ -109,6 +109,19 @@ pub enum StorageFault {
     },
 }
 
+impl StorageFault {
+    /// Whether another `quantization_config` could make it right.
+    pub(crate) fn is_about_config(&self) -> bool {
+        matches!(
+            self,
+            Self::ScaleShape { .. }
+                | Self::TwoBlocks { .. }
+                | Self::Undeclared { .. }
+                | Self::Excluded { .. }
+        )
+    }
+}
+
 impl fmt::Display for StorageFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

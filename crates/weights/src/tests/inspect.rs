@@ -78,6 +78,37 @@ fn every_problem_is_found_at_once() {
 }
 
 #[test]
+fn a_config_that_is_wrong_on_quantisation_is_one_problem() {
+    let copy = copied();
+    let (file, index) = (copy.path().join("config.json"), copy.path().join(INDEX));
+    let mut config: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    config["quantization_config"] =
+        serde_json::json!({"quant_method": "fp8", "weight_block_size": [0, 4]});
+    fs::write(&file, config.to_string()).unwrap();
+    fs::remove_file(index).unwrap();
+    // Of the tensors two have faults: one that a right config could make good, and one that none
+    // could.
+    let (scaled, bare) = ("model.layers.0.mlp.up_proj", "model.layers.0.mlp.gate_proj");
+    let (scale, [scaled, bare]) =
+        (format!("{scaled}.weight_scale_inv"), [scaled, bare].map(|name| format!("{name}.weight")));
+    let codes = vec![0; 512 * 256];
+    let tensors: [(&str, Dtype, &[usize], &[u8]); 3] = [
+        (&scaled, Dtype::F8_E4M3, &[512, 256], &codes),
+        (&scale, Dtype::F32, &[4, 2], &[0; 32]),
+        (&bare, Dtype::F8_E4M3, &[512, 256], &codes),
+    ];
+    write_single(copy.path(), &tensors);
+    let (_, text) = problems(&describe(copy.path()));
+    assert!(text.contains("weight_block_size` is [0, 4]"), "{text}");
+    assert!(text.contains(&format!("{bare} is F8_E4M3 and has no scale")), "{text}");
+    assert!(!text.contains(&scale), "{text}");
+    // Nor does a layer that is not there take a line a tensor.
+    assert!(text.contains("model.layers.1 is missing with all its"), "{text}");
+    assert!(!text.contains("model.layers.1."), "{text}");
+}
+
+#[test]
 fn packed_values_of_unknown_models_count_each() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("config.json"), r#"{"model_type": "other"}"#).unwrap();

@@ -405,7 +405,7 @@ fn l18_contradictions_of_the_mtp_layer_are_errors() {
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
         checkpoint.check(&config.target_tensors()).unwrap();
         let message = checkpoint.check_mtp(&config).unwrap_err().to_string();
-        for words in words.iter().chain(&[eh_proj, "num_speculative_tokens to 0"]) {
+        for words in words.iter().chain(&[eh_proj, "--num-speculative-tokens 0"]) {
             assert!(message.contains(words), "no `{words}` in: {message}");
         }
     };

@@ -104,7 +104,7 @@ fn l19_an_mtp_layer_without_its_indexer_is_refused_only_for_drafting() {
         checkpoint.load(&config.target_tensors(), Device::Cpu, Kind::Float).unwrap();
         let error = checkpoint.check_mtp(&config).unwrap_err();
         assert_eq!(missing_of(&error), indexer_of(5));
-        assert!(error.to_string().contains("num_speculative_tokens to 0"), "{error}");
+        assert!(error.to_string().contains("--num-speculative-tokens 0"), "{error}");
         for name in indexer_of(5) {
             assert!(error.to_string().contains(&name), "{error}");
         }

@@ -16,20 +16,29 @@ fn said(copy: &TempDir) -> String {
 fn l19_each_fault_has_its_words() {
     assert_eq!(
         said(&copied_without(|name| name == EH_PROJ)),
-        "drafting was asked for, but the MTP tensors are incomplete: DIR does not fit its \
-         config:\n  model.layers.5.eh_proj.weight is missing\n\
-         set num_speculative_tokens to 0 to run without drafting"
+        "drafting was asked for, but MTP tensors of DIR do not fit its config: \
+         model.layers.5.eh_proj.weight is missing; \
+         give --num-speculative-tokens 0 to run without drafting"
+    );
+    let lost = [EH_PROJ, "model.layers.5.enorm.weight"];
+    assert_eq!(
+        said(&copied_without(|name| lost.contains(&name))),
+        format!(
+            "drafting was asked for, but MTP tensors of DIR do not fit its config:\n  {} is \
+             missing\n  {} is missing\ngive --num-speculative-tokens 0 to run without drafting",
+            lost[1], lost[0]
+        )
     );
 
     let copy = copied_without(|name| name.starts_with(MTP));
     let config = ModelConfig::load(copy.path()).unwrap();
-    let required = config.all_mtp_tensors().into_iter().filter(|spec| !spec.is_optional);
-    let missing: String = required.map(|spec| format!("\n  {} is missing", spec.name)).collect();
+    let n_required = config.all_mtp_tensors().iter().filter(|spec| !spec.is_optional).count();
     assert_eq!(
         said(&copy),
         format!(
-            "drafting was asked for, but the MTP tensors are incomplete: DIR does not fit its \
-             config:{missing}\nset num_speculative_tokens to 0 to run without drafting"
+            "drafting was asked for, but MTP tensors of DIR do not fit its config: \
+             model.layers.5 is missing with all its {n_required} tensors; \
+             give --num-speculative-tokens 0 to run without drafting"
         )
     );
 
