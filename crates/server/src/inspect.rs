@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use chat_template::ChatTemplate;
 use model_config::ConfigSummary;
 use serde_json::{Map, Value, json};
 use settings::{Dtype, IndexCacheArg};
@@ -33,9 +34,10 @@ struct Report<'a> {
 pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let dir = bundled_checkpoints::resolve(&args.model, None)?;
     let mut summary = CheckpointSummary::of(&dir)?;
-    if let Err(error) = Tokenizer::load_if_present(&dir) {
-        summary.problems.push(Problem { text: error.to_string(), only_drafting: false });
-    }
+    let tokenizer = Tokenizer::load_if_present(&dir).err().map(|error| error.to_string());
+    let template = ChatTemplate::load(&dir).err().map(|error| error.to_string());
+    let problems = tokenizer.into_iter().chain(template);
+    summary.problems.extend(problems.map(|text| Problem { text, only_drafting: false }));
     let value_bytes = match (args.fit.dtype, summary.config.dtype.as_deref()) {
         (Some(Dtype::Float32), _) | (None, Some("float32")) => 4,
         _ => 2,
@@ -119,7 +121,7 @@ impl Report<'_> {
         object["is_mtp_complete"] = json!(summary.is_mtp_complete);
         object["gpu"] = self.gpu_json();
         object["loads"] = json!(self.loads());
-        let problems = summary.problems.iter();
+        let problems = summary.problems(self.drafting);
         let problems =
             problems.map(|it| json!({"text": it.text, "only_drafting": it.only_drafting}));
         object["problems"] = problems.collect();
@@ -181,8 +183,8 @@ impl Report<'_> {
         for (label, value) in lines {
             writeln!(text, "{label:<24}{value}").expect("writing to a string succeeds");
         }
-        for problem in &summary.problems {
-            text.push_str(&self.problem(problem));
+        for problem in summary.problems(self.drafting) {
+            text.push_str(&shown_problem(problem));
         }
         text
     }
@@ -200,21 +202,16 @@ impl Report<'_> {
         let longest = grouped(fit.max_context());
         line("  context", format!("at most {longest} tokens for {batch} sequences"));
     }
+}
 
-    fn problem(&self, problem: &Problem) -> String {
-        let label = match (problem.only_drafting, self.drafting) {
-            (false, _) => "cannot load: ",
-            (true, true) => "cannot draft: ",
-            (true, false) => "could not draft: ",
-        };
-        let n_lines = problem.text.lines().count();
-        let mut text = format!("{label}{}\n", problem.text);
-        if n_lines > MAX_LINES {
-            let shown = problem.text.lines().take(MAX_LINES).collect::<Vec<_>>().join("\n");
-            text = format!("{label}{shown}\n  and {} more, see --json\n", n_lines - MAX_LINES);
-        }
-        text
+fn shown_problem(problem: &Problem) -> String {
+    let label = if problem.only_drafting { "cannot draft" } else { "cannot load" };
+    let n_lines = problem.text.lines().count();
+    if n_lines <= MAX_LINES {
+        return format!("{label}: {}\n", problem.text);
     }
+    let shown = problem.text.lines().take(MAX_LINES).collect::<Vec<_>>().join("\n");
+    format!("{label}: {shown}\n  and {} more, see --json\n", n_lines - MAX_LINES)
 }
 
 fn config_json(summary: &CheckpointSummary) -> Value {

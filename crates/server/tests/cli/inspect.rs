@@ -131,7 +131,9 @@ fn an_incomplete_mtp_layer_shows() {
         // It loads without drafting.
         let plain = ["inspect", checkpoint.as_str(), "--num-speculative-tokens", "0"];
         let text = succeed(&plain);
-        assert!(text.contains("could not draft") && text.contains(&gone), "{text}");
+        assert!(text.contains("INCOMPLETE") && !text.contains(&gone), "{text}");
+        let found = succeed_json(&[&plain[..], &["--json"]].concat());
+        assert_eq!((&found["is_mtp_complete"], &found["problems"]), (&json!(false), &json!([])));
     }
 }
 
@@ -178,12 +180,14 @@ fn every_problem_is_listed() {
     config["hidden_act"] = json!("gelu");
     fs::write(checkpoint.file("config.json"), config.to_string()).unwrap();
     fs::write(checkpoint.file("tokenizer.json"), "{}").unwrap();
+    fs::write(checkpoint.file("chat_template.jinja"), "{% if %}").unwrap();
     let found = refused_json(&["inspect", "--json", checkpoint.as_str()]);
     let problems = found["problems"].as_array().unwrap();
     let texts: Vec<&str> = problems.iter().map(|each| each["text"].as_str().unwrap()).collect();
-    assert_eq!(texts.len(), 3, "{texts:?}");
+    assert_eq!(texts.len(), 4, "{texts:?}");
     let lost = "model.layers.1.mlp.experts.15.up_proj.weight is missing";
-    for (text, needle) in texts.iter().zip(["gelu", lost, "tokenizer.json"]) {
+    let needles = ["gelu", lost, "tokenizer.json", "chat_template.jinja:1: "];
+    for (text, needle) in texts.iter().zip(needles) {
         assert!(text.contains(needle), "{text}");
     }
     // A long list is cut for readers, not for programs.
