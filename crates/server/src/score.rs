@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use model_runner::RunnerOptions;
 use serde_json::json;
 
@@ -26,6 +26,14 @@ pub(crate) fn run(args: &ScoreArgs) -> Result<()> {
     };
     let mut runner = loading::load_runner(&model.dir, model.dtype, args.load_format, &options)?;
     let logprobs = runner.prompt_logprobs(&ids, args.max_num_batched_tokens as usize)?;
+    // A NaN among the logits is one in every probability that is made of them.
+    if let Some(position) = logprobs.iter().position(|logprob| !logprob.is_finite()) {
+        bail!(
+            "the logits at position {position} (token {}) are NaN or infinite; the weights may be \
+             damaged: get the checkpoint again, or try --dtype float32",
+            ids[position]
+        );
+    }
     if args.json {
         return output::json_line(&json!({ "prompt_logprobs": logprobs }));
     }

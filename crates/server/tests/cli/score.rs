@@ -4,7 +4,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Checkpoint, cases, cases_of, fail_with, id_list, succeed, succeed_json};
+use crate::harness::{
+    Checkpoint, INDEX, cases, cases_of, fail_with, id_list, succeed, succeed_json,
+};
 
 fn score(args: &[&str]) -> Value {
     succeed_json(&[&["score", "--dtype", "float32", "--json"], args].concat())
@@ -65,4 +67,33 @@ fn one_token_has_no_log_probability_and_none_is_refused() {
     fail_with(&["score", "--prompt-ids", ""], &["`prompt_ids` is empty"]);
     fail_with(&["score", "--prompt-ids", "5,4096"], &["4096 is not a token id"]);
     fail_with(&["score"], &["--prompt"]);
+}
+
+/// Makes every value of a token's embedding NaN.
+fn poison(checkpoint: &Checkpoint, token_id: usize) {
+    let index: Value = serde_json::from_slice(&fs::read(checkpoint.file(INDEX)).unwrap()).unwrap();
+    let name = "model.embed_tokens.weight";
+    let shard = checkpoint.file(index["weight_map"][name].as_str().unwrap());
+    let mut bytes = fs::read(&shard).unwrap();
+    let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
+    let n_header = u64::from_le_bytes(*length) as usize;
+    let header: Value = serde_json::from_slice(&rest[..n_header]).unwrap();
+    let entry = &header[name];
+    let row_bytes = 2 * entry["shape"][1].as_u64().unwrap() as usize;
+    let first = entry["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[8 + n_header + first + token_id * row_bytes..][..row_bytes].fill(0xff);
+    fs::write(&shard, bytes).unwrap();
+}
+
+#[test]
+fn logits_that_are_not_a_number_are_an_error_with_their_position() {
+    let checkpoint = Checkpoint::copy();
+    poison(&checkpoint, 7);
+    for json in [&["--json"][..], &[]] {
+        let score =
+            |ids| [&["score", "--model", checkpoint.as_str(), "--prompt-ids", ids], json].concat();
+        fail_with(&score("0,5,7,9,3"), &["position 2 (token 7)", "NaN"]);
+        // Nothing is said of what follows the last token.
+        succeed(&score("0,5,9,7"));
+    }
 }
