@@ -144,6 +144,7 @@ fn time_mla(stream: &Stream, pass: Pass, keys: usize, is_selected: bool) -> Resu
             rows: arrays.rows(),
             selection: is_selected
                 .then(|| SelectedKeys { indices: indices.view(), counts: counts.view() }),
+            skipped: None,
             max_kv_len: pass.longest,
             max_split_len: if pass.width <= WINDOW { pass.longest } else { 0 },
             rows_per_seq: pass.width,

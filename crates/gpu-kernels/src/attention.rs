@@ -128,6 +128,8 @@ pub struct MlaBatch<'a, E> {
     pub rows: PagedRows<'a>,
     /// The keys to attend; all visible ones where it is `None`.
     pub selection: Option<SelectedKeys<'a>>,
+    /// Not negative for sequences whose rows are left out, `[n_seqs]`; they are not written.
+    pub skipped: Option<View<'a, i32>>,
     /// A bound of what `kv_len` says. It sizes scratch.
     pub max_kv_len: usize,
     /// A bound of what `kv_len` says of sequences of at most [`Splits::window`] rows; 0 where there
@@ -273,6 +275,8 @@ impl<E: GemmElement> Mla<E> {
             batch.cache.len().is_multiple_of(kv_lora_rank + rope_dim),
             "cache is [slots, width]"
         );
+        let n_skipped = batch.skipped.map_or(batch.rows.n_seqs(), |skipped| skipped.len());
+        assert_eq!(n_skipped, batch.rows.n_seqs(), "skipped is [n_seqs]");
         let topk = batch.selection.map_or(0, |keys| {
             assert_eq!(keys.counts.len(), n_rows, "counts is [n_rows]");
             assert!(keys.indices.len().is_multiple_of(n_rows), "indices is [n_rows, topk]");
@@ -304,6 +308,10 @@ impl<E: GemmElement> Mla<E> {
         match batch.selection {
             Some(keys) => args.view(keys.indices).view(keys.counts),
             None => args.ptr(Ptr::<i32>::NULL).ptr(Ptr::<i32>::NULL),
+        };
+        match batch.skipped {
+            Some(skipped) => args.view(skipped),
+            None => args.ptr(Ptr::<i32>::NULL),
         };
         rows.push_block_sizes(&mut args, batch.cache.len() / (kv_lora_rank + rope_dim));
         for size in [rows.n_rows(), rows.n_seqs(), n_heads, topk, window, keys, most] {

@@ -9,6 +9,8 @@ use crate::unit;
 
 /// Rows of a tile, and keys of one.
 const TILE: usize = 128;
+/// Keys that a block gathers.
+const GATHERED: usize = 32;
 
 /// Sizes of a latent attention layer whose keys and values are expanded.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,6 +25,16 @@ pub struct PromptSizes {
     pub v_dim: usize,
     /// Factor of the scores.
     pub scale: f32,
+}
+
+impl PromptSizes {
+    /// Whether there is a kernel for these sizes: 128 values a head, and key parts of multiples of
+    /// 64.
+    #[must_use]
+    pub fn is_supported(&self) -> bool {
+        let is_slab = |dim: usize| dim > 0 && dim.is_multiple_of(64);
+        self.v_dim == 128 && is_slab(self.nope_dim) && is_slab(self.rope_dim)
+    }
 }
 
 /// The queries of a pass, and the keys and values of some of its sequences.
@@ -57,13 +69,15 @@ pub struct PromptBatch<'a, E> {
 pub struct PromptAttention<E> {
     sizes: PromptSizes,
     kernel: Kernel,
+    gather: Kernel,
     shared: u32,
     _element: PhantomData<E>,
 }
 
 impl<E: GemmElement> PromptAttention<E> {
-    /// Compiles the kernel for these sizes; `None` where the device has none for them: it needs
-    /// bf16, Hopper's matrix unit, 128 values a head and key parts of multiples of 64.
+    /// Compiles the kernels for these sizes; `None` where there are none, as
+    /// [`PromptSizes::is_supported`] says, for an element type that is not bf16, and for a device
+    /// without Hopper's matrix unit.
     ///
     /// # Errors
     ///
@@ -74,8 +88,7 @@ impl<E: GemmElement> PromptAttention<E> {
         let shared = as_u32(2 * TILE * (nope_dim + rope_dim + 2 * (nope_dim + rope_dim + v_dim)));
         let has_kernel = has_matrix_unit::<E>(gpu)
             && gpu.info().arch == "sm_90"
-            && v_dim == 128
-            && [nope_dim, rope_dim].iter().all(|dim| dim.is_multiple_of(64))
+            && sizes.is_supported()
             && shared + 2048 <= gpu.info().max_shared_per_block;
         if !has_kernel {
             return Ok(None);
@@ -83,7 +96,41 @@ impl<E: GemmElement> PromptAttention<E> {
         let module = unit::PROMPT.build::<E>(gpu, &[nope_dim, rope_dim, v_dim])?;
         let kernel = module.kernel("prompt_attention")?;
         kernel.allow_shared(shared)?;
-        Ok(Some(Self { sizes, kernel, shared, _element: PhantomData }))
+        let gather = module.kernel("gather_keys")?;
+        Ok(Some(Self { sizes, kernel, gather, shared, _element: PhantomData }))
+    }
+
+    /// Copies the rows of a paged cache, `[n_slots, width]`, that belong to sequences with a
+    /// `first_key`, to `out`, `[n_keys, width]`.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the driver.
+    ///
+    /// # Panics
+    ///
+    /// If lengths do not match, or `width` is no multiple of 8.
+    pub fn gather_keys<'a>(
+        &self,
+        stream: &Stream,
+        (rows, first_key): (PagedRows<'a>, View<'a, i32>),
+        (cache, width): (View<'a, E>, usize),
+        max_kv_len: usize,
+        out: ViewMut<'a, E>,
+    ) -> Result<(), GpuError> {
+        rows.check();
+        assert!(width.is_multiple_of(8) && cache.len().is_multiple_of(width), "rows are aligned");
+        assert_eq!(first_key.len(), rows.n_seqs(), "first_key is [n_seqs]");
+        let (n_keys, n_slots) = (out.len() / width, cache.len() / width);
+        let mut args = Args::new();
+        args.view_mut(out).view(cache).view(rows.kv_len).view(first_key);
+        rows.push_blocks(&mut args, n_slots);
+        args.i32(as_i32(width)).i32(as_i32(n_keys));
+        let grid = [as_u32(max_kv_len.div_ceil(GATHERED)), as_u32(rows.n_seqs()), 1];
+        // SAFETY: the kernel reads slots that the cache has and writes keys that `out` has.
+        unsafe {
+            stream.launch(&self.gather, Launch { grid, block: [256, 1, 1], shared: 0 }, &args)
+        }
     }
 
     /// Writes `out`, `[n_rows, n_heads, v_dim]`, for the rows of sequences that have keys. Scores,

@@ -8,6 +8,7 @@ use model_config::{ModelConfig, MoeConfig};
 use nn_layers::RotaryTable;
 
 use crate::error::ModelError;
+use crate::expansion::Expansion;
 use crate::layer::Rope;
 use crate::loader::{Element, Loader};
 use crate::sizes::{Sizes, latent};
@@ -15,7 +16,7 @@ use crate::sizes::{Sizes, latent};
 /// How the keys of a sequence are divided; part of what results are made of.
 const SPLIT_KEYS: usize = 256;
 /// The most parts.
-const SPLITS_MAX: usize = 64;
+const SPLITS_MAX: usize = 32;
 /// The most bytes that the scores of indexers take; longer passes are scored in turns.
 pub(crate) const INDEX_SCRATCH_BYTES: usize = 512 << 20;
 
@@ -26,6 +27,7 @@ pub(crate) struct Device<E> {
     pub(crate) blas: Blas,
     pub(crate) kernels: Kernels<E>,
     pub(crate) mla: Mla<E>,
+    pub(crate) expansion: Option<Expansion<E>>,
     pub(crate) indexer: Option<Indexer<E>>,
     pub(crate) sampling: Sampling,
     pub(crate) step: Step,
@@ -80,6 +82,7 @@ impl<E: Element> Device<E> {
         let index_sizes =
             IndexSizes { n_heads: sizes.index_heads, head_dim: sizes.index_dim, topk: sizes.topk };
         let has_indexer = config.dsa.is_some();
+        let expansion = Expansion::new(gpu, config, limits)?;
         let scores = Indexer::<E>::scratch_len(limits.max_rows, limits.max_len);
         let n_scores = if has_indexer { scores.min(INDEX_SCRATCH_BYTES / 4) } else { 0 };
         let scratch = mla.scratch_len(limits.max_seqs, limits.max_len.max(sizes.topk));
@@ -98,6 +101,7 @@ impl<E: Element> Device<E> {
             mla_scratch: RefCell::new(gpu.alloc(scratch)?),
             index_scratch: RefCell::new(gpu.alloc(n_scores)?),
             mla,
+            expansion,
             sizes,
         })
     }

@@ -8,10 +8,12 @@ use gpu_runtime::{Buffer, Gemm, GpuError, Matrix, MatrixMut, View, ViewMut, Weig
 use model_config::MoeConfig;
 
 use crate::device::Device;
+use crate::expansion::ChunkViews;
 use crate::loader::Element;
 use crate::pass::Pass;
+use crate::sizes::Sizes;
 use crate::weights::{FeedForward, IndexerWeights, Layer, Mlp, Moe};
-use crate::workspace::{MoeSpace, Workspace};
+use crate::workspace::{MoeSpace, Workspace, query_heads};
 
 /// Added to the variance of index keys.
 const KEY_NORM_EPS: f32 = 1e-6;
@@ -94,27 +96,17 @@ impl<E: Element> Layer<E> {
             indexer.choose(device, pass, index, ws)?;
         }
         self.queries(device, pass, ws)?;
-        let sizes = &device.sizes;
-        let n_rows = pass.rows.n_rows;
-        let heads = n_rows * sizes.n_heads;
-        let selection = SelectedKeys {
-            indices: ws.indices.slice(..n_rows * sizes.topk),
-            counts: ws.counts.slice(..n_rows),
-        };
-        let batch = MlaBatch {
-            q_latent: ws.q_latent.slice(..heads * sizes.kv_rank),
-            q_pe: ws.q_pe.slice(..heads * sizes.rope),
-            cache: cache.latent.view(),
-            rows: pass.paged,
-            selection: (keys != Keys::All).then_some(selection),
-            max_kv_len: pass.bounds.max_kv_len,
-            max_split_len: pass.bounds.max_split_len,
-            rows_per_seq: pass.bounds.rows_per_seq,
-        };
-        let out = ws.attended.slice_mut(..heads * sizes.kv_rank);
-        let mut scratch = device.mla_scratch.borrow_mut();
-        device.mla.attend(&device.stream, &batch, scratch.view_mut(), out)?;
-        self.output(device, n_rows, ws)?;
+        // Layers that select keys have chunks like any other rows.
+        let chunks = pass.chunks.filter(|_| keys == Keys::All);
+        if chunks.is_none_or(|chunks| !chunks.is_whole_pass) {
+            self.attend_latents(device, pass, keys, cache, ws)?;
+        }
+        if let Some(chunks) = chunks {
+            device.attend_chunks(pass, chunks, &self.kv_b, cache, ws)?;
+        }
+        let (n_rows, sizes) = (pass.rows.n_rows, &device.sizes);
+        let values = (ws.values.view(), sizes.n_heads * sizes.v);
+        device.linear(n_rows, values, &self.o, ws.out.view_mut())?;
         let norm = device.norm(&self.post_norm);
         let (out, residual) = (ws.out.view(), ws.residual.view_mut());
         device.kernels.add_rms_norm(pass.rows, out, residual, norm, ws.x.view_mut())?;
@@ -128,68 +120,82 @@ impl<E: Element> Layer<E> {
         }
     }
 
-    /// Latent and rotary queries.
+    /// Query heads, and their rotary part.
     fn queries(
         &self,
         device: &Device<E>,
         pass: &Pass<'_>,
         ws: &mut Workspace<E>,
     ) -> Result<(), GpuError> {
-        let sizes = &device.sizes;
-        let (n_rows, n_heads, qk) = (pass.rows.n_rows, sizes.n_heads, sizes.qk());
-        let (q, stride) = match &self.q_b {
-            Some((_, weight)) => {
-                device.linear(n_rows, (ws.q_a.view(), sizes.q), weight, ws.q.view_mut())?;
-                (ws.q.view(), n_heads * qk)
-            }
-            None => (ws.qkv.view(), sizes.qkv(self.indexer.is_some())),
-        };
-        device.blas.gemm(&Gemm {
-            n_rows,
-            n_out: sizes.kv_rank,
-            n_in: sizes.nope,
-            n_batches: n_heads,
-            x: Matrix::new(q, stride, qk),
-            w: Matrix::new(&self.kv_b, sizes.kv_rank, (sizes.nope + sizes.v) * sizes.kv_rank),
-            layout: WeightLayout::InOut,
-            out: MatrixMut::new(&mut ws.q_latent, n_heads * sizes.kv_rank, sizes.kv_rank),
-            alpha: 1.0,
-            beta: 0.0,
-        })?;
-        let from = Heads { n_heads, start: sizes.nope, row_stride: stride, head_stride: qk };
-        let rope = sizes.rope;
+        let (sizes, n_rows) = (&device.sizes, pass.rows.n_rows);
+        if let Some((_, weight)) = &self.q_b {
+            device.linear(n_rows, (ws.q_a.view(), sizes.q), weight, ws.q.view_mut())?;
+        }
+        let (n_heads, rope) = (sizes.n_heads, sizes.rope);
+        let (q, row_stride) = query_heads(sizes, (&ws.q, &ws.qkv), self.indexer.is_some());
+        let from = Heads { n_heads, start: sizes.nope, row_stride, head_stride: sizes.qk() };
         let to = Heads { n_heads, start: 0, row_stride: n_heads * rope, head_stride: rope };
         let (table, out) = (device.rope.table(), ws.q_pe.view_mut());
         device.kernels.rope(pass.rows, table, (q, from), (out, to))
     }
 
-    /// From attended latents to the layer's contribution, in `ws.out`.
-    fn output(
+    /// The values that rows attend over latents, in `ws.values`.
+    fn attend_latents(
         &self,
         device: &Device<E>,
-        n_rows: usize,
+        pass: &Pass<'_>,
+        keys: Keys,
+        cache: &LayerCache<E>,
         ws: &mut Workspace<E>,
     ) -> Result<(), GpuError> {
         let sizes = &device.sizes;
-        let (n_heads, kv_rank) = (sizes.n_heads, sizes.kv_rank);
+        let Sizes { n_heads, kv_rank, nope, v, .. } = *sizes;
+        let n_rows = pass.rows.n_rows;
+        let (q, stride) = query_heads(sizes, (&ws.q, &ws.qkv), self.indexer.is_some());
+        let of_head = (nope + v) * kv_rank;
         device.blas.gemm(&Gemm {
             n_rows,
-            n_out: sizes.v,
-            n_in: kv_rank,
+            n_out: kv_rank,
+            n_in: nope,
             n_batches: n_heads,
-            x: Matrix::new(&ws.attended, n_heads * kv_rank, kv_rank),
-            w: Matrix::new(
-                self.kv_b.slice(sizes.nope * kv_rank..),
-                kv_rank,
-                (sizes.nope + sizes.v) * kv_rank,
-            ),
-            layout: WeightLayout::OutIn,
-            out: MatrixMut::new(&mut ws.values, n_heads * sizes.v, sizes.v),
+            x: Matrix::new(q, stride, sizes.qk()),
+            w: Matrix::new(&self.kv_b, kv_rank, of_head),
+            layout: WeightLayout::InOut,
+            out: MatrixMut::new(&mut ws.q_latent, n_heads * kv_rank, kv_rank),
             alpha: 1.0,
             beta: 0.0,
         })?;
-        let values = (ws.values.view(), n_heads * sizes.v);
-        device.linear(n_rows, values, &self.o, ws.out.view_mut())
+        let heads = n_rows * n_heads;
+        let selection = SelectedKeys {
+            indices: ws.indices.slice(..n_rows * sizes.topk),
+            counts: ws.counts.slice(..n_rows),
+        };
+        let batch = MlaBatch {
+            q_latent: ws.q_latent.slice(..heads * kv_rank),
+            q_pe: ws.q_pe.slice(..heads * sizes.rope),
+            cache: cache.latent.view(),
+            rows: pass.paged,
+            selection: (keys != Keys::All).then_some(selection),
+            skipped: pass.chunks.filter(|_| keys == Keys::All).map(ChunkViews::all),
+            max_kv_len: pass.bounds.max_kv_len,
+            max_split_len: pass.bounds.max_split_len,
+            rows_per_seq: pass.bounds.rows_per_seq,
+        };
+        let out = ws.attended.slice_mut(..heads * kv_rank);
+        let mut scratch = device.mla_scratch.borrow_mut();
+        device.mla.attend(&device.stream, &batch, scratch.view_mut(), out)?;
+        device.blas.gemm(&Gemm {
+            n_rows,
+            n_out: v,
+            n_in: kv_rank,
+            n_batches: n_heads,
+            x: Matrix::new(&ws.attended, n_heads * kv_rank, kv_rank),
+            w: Matrix::new(self.kv_b.slice(nope * kv_rank..), kv_rank, of_head),
+            layout: WeightLayout::OutIn,
+            out: MatrixMut::new(&mut ws.values, n_heads * v, v),
+            alpha: 1.0,
+            beta: 0.0,
+        })
     }
 }
 

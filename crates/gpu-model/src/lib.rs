@@ -12,6 +12,7 @@ mod any;
 mod decode;
 mod device;
 mod error;
+mod expansion;
 mod layer;
 mod loader;
 mod memory;

@@ -5,6 +5,7 @@ use model_config::{LoadDtype, ModelConfig, MoeConfig, TensorRole, TensorSpec};
 
 use crate::decode::State;
 use crate::device::{INDEX_SCRATCH_BYTES, PassLimits, mla_sizes, splits};
+use crate::expansion::Expansion;
 use crate::loader::Element;
 use crate::sizes::Sizes;
 
@@ -80,7 +81,11 @@ fn between_passes(sizes: &Sizes, limits: &PassLimits) -> Lens {
     let PassLimits { max_seqs, max_window, .. } = *limits;
     let (n_rows, tables) = (limits.most_rows(), max_seqs * limits.table_stride());
     Lens {
-        words: row_arrays(n_rows, max_seqs) + tables + n_rows + max_seqs * max_window * sizes.vocab,
+        words: row_arrays(n_rows, max_seqs)
+            + tables
+            + max_seqs * (max_seqs + 1)
+            + n_rows
+            + max_seqs * max_window * sizes.vocab,
         elements: 3 * n_rows * sizes.hidden,
     }
 }
@@ -91,7 +96,10 @@ fn scratch<E: Element>(config: &ModelConfig, sizes: &Sizes, limits: &PassLimits)
     let mla = splits(limits).scratch_len(mla_sizes(config), limits.max_seqs, len);
     let scores = Indexer::<E>::scratch_len(limits.max_rows, limits.max_len);
     let index = if config.dsa.is_some() { scores.min(INDEX_SCRATCH_BYTES / 4) } else { 0 };
-    Lens { words: mla + index + config.max_position_embeddings * sizes.rope, elements: 0 }
+    Lens {
+        words: mla + index + config.max_position_embeddings * sizes.rope,
+        elements: Expansion::<E>::n_elements(config, limits),
+    }
 }
 
 /// A `Decoder`.

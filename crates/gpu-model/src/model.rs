@@ -8,10 +8,11 @@ use weights::TensorMap;
 use crate::decode::Decoder;
 use crate::device::{Device, PassLimits};
 use crate::error::ModelError;
+use crate::expansion::{ChunkViews, Chunks};
 use crate::layer::{Keys, LayerCache};
 use crate::loader::{Element, Loader};
 use crate::parts::{Drafter, Target};
-use crate::pass::{Bounds, RowArrays, Tables};
+use crate::pass::{Bounds, Pass, RowArrays, Tables};
 use crate::weights::{FeedForward, Layer, MtpLayer};
 use crate::workspace::Workspace;
 
@@ -49,6 +50,8 @@ pub(crate) struct Work<E> {
     of_draft: Buffer<E>,
     pub(crate) rows: RowArrays,
     pub(crate) tables: Buffer<i32>,
+    /// As [`Chunks`] have it.
+    first_key: Buffer<i32>,
     /// Rows to be taken.
     chosen_rows: Buffer<i32>,
     pub(crate) logits: Buffer<f32>,
@@ -168,11 +171,8 @@ impl<E: Element> GpuModel<E> {
     pub fn forward(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<(), GpuError> {
         let uploaded = self.upload(ids, layout)?;
         let Self { device, layers, caches, work, .. } = self;
-        let pass = work.rows.pass(
-            (ids.len(), layout.n_seqs()),
-            uploaded.tables(&work.tables),
-            uploaded.bounds,
-        );
+        let arrays = Arrays { rows: &work.rows, tables: &work.tables, first_key: &work.first_key };
+        let pass = uploaded.pass((ids.len(), layout.n_seqs()), arrays);
         let target = Target { table: &self.table, layers, norm: &self.norm };
         target.forward(device, &pass, caches, &mut work.all)?;
         let n = ids.len() * device.sizes.hidden;
@@ -229,7 +229,8 @@ impl<E: Element> GpuModel<E> {
         let cache = &mut self.caches[self.config.num_hidden_layers + draft.layer];
         let (device, work) = (&self.device, &mut self.work);
         let shape = (draft.ids.len(), draft.layout.n_seqs());
-        let pass = work.rows.pass(shape, uploaded.tables(&work.tables), uploaded.bounds);
+        let arrays = Arrays { rows: &work.rows, tables: &work.tables, first_key: &work.first_key };
+        let pass = uploaded.pass(shape, arrays);
         mtp.begin(device, &pass, work.hidden.view(), (cache, keys), &mut work.all)?;
         let n_rows = match draft.output {
             None => {
@@ -243,9 +244,10 @@ impl<E: Element> GpuModel<E> {
                 let chosen = work.chosen_rows.slice(..rows.len());
                 mtp.narrow(device, chosen, &work.all, &mut work.single)?;
                 let ids = vec![0; rows.len()];
-                let uploaded = upload(&device.stream, (&ids, layout), work, &self.limits)?;
-                let tables = uploaded.tables(&work.tables);
-                let pass = work.rows.pass((ids.len(), ids.len()), tables, uploaded.bounds);
+                let uploaded = upload(device, (&ids, layout), work, &self.limits)?;
+                let arrays =
+                    Arrays { rows: &work.rows, tables: &work.tables, first_key: &work.first_key };
+                let pass = uploaded.pass((ids.len(), ids.len()), arrays);
                 mtp.end(device, &pass, (cache, keys), &mut work.single)?;
                 rows.len()
             }
@@ -296,7 +298,7 @@ impl<E: Element> GpuModel<E> {
     }
 
     fn upload(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<Uploaded, GpuError> {
-        upload(&self.device.stream, (ids, layout), &mut self.work, &self.limits)
+        upload(&self.device, (ids, layout), &mut self.work, &self.limits)
     }
 
     /// Puts hidden states side by side in `work.hidden`.
@@ -315,32 +317,54 @@ impl<E: Element> GpuModel<E> {
 }
 
 /// What the host knows of an uploaded layout.
-#[derive(Clone, Copy)]
 struct Uploaded {
     n_table: usize,
     block_size: usize,
     bounds: Bounds,
+    chunks: Chunks,
 }
 
 impl Uploaded {
-    fn tables(self, blocks: &Buffer<i32>) -> Tables<'_> {
-        Tables { blocks: blocks.slice(..self.n_table), block_size: self.block_size }
+    /// The pass of `(rows, sequences)` over it.
+    fn pass<'a>(&'a self, shape: (usize, usize), arrays: Arrays<'a>) -> Pass<'a> {
+        let Arrays { rows, tables, first_key } = arrays;
+        let tables = Tables { blocks: tables.slice(..self.n_table), block_size: self.block_size };
+        let chunks = ChunkViews::new(&self.chunks, shape.1, first_key);
+        Pass { chunks, ..rows.pass(shape, tables, self.bounds) }
     }
 }
 
+/// Where a layout lies on the device.
+#[derive(Clone, Copy)]
+struct Arrays<'a> {
+    rows: &'a RowArrays,
+    tables: &'a Buffer<i32>,
+    first_key: &'a Buffer<i32>,
+}
+
 fn upload<E: Element>(
-    stream: &Stream,
+    device: &Device<E>,
     (ids, layout): (&[i32], &BatchLayout),
     work: &mut Work<E>,
     limits: &PassLimits,
 ) -> Result<Uploaded, GpuError> {
     assert_eq!(ids.len(), layout.n_tokens(), "one token for each row");
     assert!(ids.len() <= limits.max_rows, "a pass has at most {} rows", limits.max_rows);
+    let stream = &device.stream;
     work.rows.upload(stream, layout, ids)?;
     let tables = layout.block_tables();
     stream.upload(tables, work.tables.slice_mut(..tables.len()))?;
-    let bounds = Bounds::of_layout(layout, limits.max_window);
-    Ok(Uploaded { n_table: tables.len(), block_size: limits.block_size, bounds })
+    let chunks = device.chunks_of(layout, limits.max_window);
+    let first_key = &chunks.first_key;
+    if !first_key.is_empty() {
+        stream.upload(first_key, work.first_key.slice_mut(..first_key.len()))?;
+    }
+    Ok(Uploaded {
+        n_table: tables.len(),
+        block_size: limits.block_size,
+        bounds: Bounds::of_layout(layout, limits.max_window),
+        chunks,
+    })
 }
 
 fn copy_within<E: Element>(
@@ -398,6 +422,7 @@ impl<E: Element> Work<E> {
             of_draft: hidden()?,
             rows: RowArrays::new(gpu, most, max_seqs)?,
             tables: gpu.alloc(max_seqs * limits.table_stride())?,
+            first_key: gpu.alloc(max_seqs * (max_seqs + 1))?,
             chosen_rows: gpu.alloc(most)?,
             logits: gpu.alloc(max_seqs * max_window * sizes.vocab)?,
         })

@@ -4,6 +4,8 @@ use batch_layout::BatchLayout;
 use gpu_kernels::{PagedRows, PassRows, RowsMut};
 use gpu_runtime::{Buffer, Gpu, GpuError, Stream, View};
 
+use crate::expansion::ChunkViews;
+
 /// Arrays of the rows and sequences of passes; as [`PagedRows`] and [`PassRows`] say.
 #[derive(Debug)]
 pub(crate) struct RowArrays {
@@ -22,6 +24,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) paged: PagedRows<'a>,
     pub(crate) ids: View<'a, i32>,
     pub(crate) bounds: Bounds,
+    /// Sequences that attend expanded keys in layers that attend all.
+    pub(crate) chunks: Option<ChunkViews<'a>>,
 }
 
 /// Bounds of the sequences of a pass.
@@ -122,6 +126,7 @@ impl RowArrays {
             },
             ids: self.ids.slice(..n_rows),
             bounds,
+            chunks: None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What passes work in: one set of buffers serves all layers, in turn.
 
 use gpu_kernels::{Experts, MoeScratch, RouterScratch};
-use gpu_runtime::{Buffer, Gpu, GpuError};
+use gpu_runtime::{Buffer, Gpu, GpuError, View};
 use model_config::MoeConfig;
 
 use crate::loader::Element;
@@ -81,5 +81,18 @@ impl<E: Element> Workspace<E> {
                 }),
             },
         })
+    }
+}
+
+/// The query heads, which lie in `q` or, without a query latent, in `qkv`; and the values from a
+/// row to the next.
+pub(crate) fn query_heads<'a, E: Element>(
+    sizes: &Sizes,
+    (q, qkv): (&'a Buffer<E>, &'a Buffer<E>),
+    has_indexer: bool,
+) -> (View<'a, E>, usize) {
+    match sizes.has_latent {
+        true => (q.view(), sizes.n_heads * sizes.qk()),
+        false => (qkv.view(), sizes.qkv(has_indexer)),
     }
 }

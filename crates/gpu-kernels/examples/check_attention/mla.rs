@@ -163,6 +163,7 @@ impl<E: Elem> Case<E> {
                 indices: indices.view(),
                 counts: counts.view(),
             }),
+            skipped: None,
             max_kv_len,
             max_split_len: batch.max_split_len(SPLITS.window),
             rows_per_seq: batch

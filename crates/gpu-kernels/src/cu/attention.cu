@@ -22,6 +22,7 @@ struct Mla {
     Blocks blocks;
     const int* indices;  // [n_rows, topk], or null
     const int* counts;   // [n_rows], or null
+    const int* skipped;  // [n_seqs], or null: not negative for sequences that are left out
     int n_rows, n_seqs, n_heads, topk, window, split_keys, max_splits;
     float scale;
 };
@@ -29,12 +30,13 @@ struct Mla {
     elem_t *out, float *parts, float *stats, const elem_t *q_latent, const elem_t *q_pe,         \
         const elem_t *cache, const int *row_pos, const int *row_seq, const int *row_start,       \
         const int *kv_len, const int *block_table, const int *indices, const int *counts,        \
-        int table_stride, int block_size, int n_slots, int n_rows, int n_seqs, int n_heads,      \
-        int topk, int window, int split_keys, int max_splits, float scale
+        const int *skipped, int table_stride, int block_size, int n_slots, int n_rows,           \
+        int n_seqs, int n_heads, int topk, int window, int split_keys, int max_splits,           \
+        float scale
 #define MLA_ARGS                                                                                 \
     Mla{out, parts, stats, q_latent, q_pe, cache, row_pos, row_seq, row_start, kv_len,           \
-        Blocks{block_table, table_stride, block_size, n_slots}, indices, counts, n_rows, n_seqs, \
-        n_heads, topk, window, split_keys, max_splits, scale}
+        Blocks{block_table, table_stride, block_size, n_slots}, indices, counts, skipped,        \
+        n_rows, n_seqs, n_heads, topk, window, split_keys, max_splits, scale}
 
 #if TANDEM_BF16 && TANDEM_SM80 && KV_LORA % 64 == 0 && ROPE % 16 == 0
 // Keys of each part of a window's work over `len` keys; everything at once for more rows. Parts of
@@ -73,7 +75,7 @@ DEVICE bool find_part(const Mla& a, int number, Part& part) {
     } else {
         tile = find_tile(a.row_start, a.n_seqs, 0, a.n_rows, a.n_heads, M, number);
         part.row0 = min(max(a.row_start[tile.seq], 0), a.n_rows);
-        if (tile.n == 0) return false;
+        if (tile.n == 0 || (a.skipped && a.skipped[tile.seq] >= 0)) return false;
         part.len = a.kv_len[tile.seq];
     }
     const int keys = keys_per_split(a, tile.seq, part.len);
@@ -366,7 +368,7 @@ KERNEL(128) mla_plain(MLA_PARAMS) {
     __shared__ float scores[TILE];
     __shared__ long long slots[TILE];
     const int row = blockIdx.x / n_heads, seq = row_seq[row], tid = threadIdx.x;
-    if (seq < 0 || seq >= n_seqs) return;
+    if (seq < 0 || seq >= n_seqs || (skipped && skipped[seq] >= 0)) return;
     const Blocks blocks = {block_table, table_stride, block_size, n_slots};
     const int n_keys = counts ? min(counts[row], topk) : row_pos[row] + 1;
     const elem_t* q = q_latent + (long long)blockIdx.x * KV_LORA;

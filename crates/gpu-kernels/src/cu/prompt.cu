@@ -13,6 +13,7 @@ constexpr int SLAB_BYTES = 128 * hopper::ROW_BYTES;  // Of 128 rows of queries, 
 constexpr int NOPE_SLABS = NOPE / 64, QK_SLABS = (NOPE + ROPE) / 64, V_SLABS = VALUE / 64;
 constexpr int STAGE_BYTES = (QK_SLABS + V_SLABS) * SLAB_BYTES;
 constexpr int THREADS = 256, AT_ONCE = THREADS / 8;
+constexpr int GATHERED = 32;  // Keys of a block of `gather_keys`.
 
 struct Chunk {
     elem_t* out;              // [n_rows, n_heads, VALUE]
@@ -111,6 +112,26 @@ DEVICE void attend(const Chunk& c, int first_key, int head, int end, unsigned le
         hopper::commit();
         hopper::wait<0>();
         hopper::pin(values);
+    }
+}
+
+// Copies rows of the cache of `width` values to the places of their sequences' keys. Grid: tiles of
+// keys, sequences.
+extern "C" __global__ void __launch_bounds__(256)
+gather_keys(elem_t* out, const elem_t* cache, const int* kv_len, const int* first_key,
+            const int* block_table, int table_stride, int block_size, int n_slots, int width,
+            int n_keys) {
+    const Blocks blocks = {block_table, table_stride, block_size, n_slots};
+    const int seq = blockIdx.y, first = first_key[seq], n_pieces = width / 8;
+    if (first < 0) return;
+    const int n = min(kv_len[seq], n_keys - first);
+    for (int i = threadIdx.x; i < GATHERED * n_pieces; i += blockDim.x) {
+        const int key = blockIdx.x * GATHERED + i / n_pieces, at = i % n_pieces;
+        if (key >= n) return;
+        const long long slot = slot_of(blocks, seq, key);
+        uint4 piece = make_uint4(0, 0, 0, 0);
+        if (slot >= 0) piece = ((const uint4*)(cache + slot * width))[at];
+        ((uint4*)(out + (long long)(first + key) * width))[at] = piece;
     }
 }
 
