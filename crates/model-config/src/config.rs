@@ -355,6 +355,14 @@ impl ModelConfig {
         Ok(config)
     }
 
+    /// Lowers the longest sequence to the one that is served, in tokens: tables of positions are
+    /// made for it. A length that the model does not take is left to be refused.
+    pub fn limit_len(&mut self, max_model_len: Option<u32>) {
+        if let Some(served @ 1..) = max_model_len {
+            self.max_position_embeddings = self.max_position_embeddings.min(served as usize);
+        }
+    }
+
     /// Whether the MLP of a layer is a mixture of experts. MTP layer `i` counts as layer
     /// `num_hidden_layers + i`.
     #[must_use]

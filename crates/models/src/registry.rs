@@ -46,6 +46,8 @@ pub struct LoadOptions {
     pub format: LoadFormat,
     /// Load the MTP layers, and refuse a checkpoint whose MTP layers are not complete.
     pub drafting: bool,
+    /// Tokens of the longest sequence, if it is to be shorter than the config's.
+    pub max_model_len: Option<u32>,
     /// The implementation of layers; `None` is what the device runs best.
     pub ops: Option<Ops>,
 }
@@ -57,6 +59,7 @@ impl Default for LoadOptions {
             dtype: ComputeDtype::default(),
             format: LoadFormat::default(),
             drafting: false,
+            max_model_len: None,
             ops: None,
         }
     }
@@ -98,9 +101,10 @@ impl LoadedModel {
 /// [`LoadError`] if the configuration or the checkpoint is refused, or memory is short. With
 /// `drafting`, also if the checkpoint promises no MTP layer or lacks one of their tensors.
 pub fn load(dir: &Path, options: LoadOptions) -> Result<LoadedModel, LoadError> {
-    let config = ModelConfig::load(dir)?;
+    let mut config = ModelConfig::load(dir)?;
     let _heap = LoadingHeap::begin();
-    let LoadOptions { device, dtype, format, drafting, ops } = options;
+    let LoadOptions { device, dtype, format, drafting, max_model_len, ops } = options;
+    config.limit_len(max_model_len);
     let ops = ops.unwrap_or_else(|| Ops::for_device(device));
     let tensors = weights::load(dir, &config, format, drafting, (device, dtype.kind()))?;
     // Fused layers decode as they compute; plain ones would hold the values.

@@ -187,7 +187,8 @@ fn load_gpu_runner(
     format: LoadFormatArg,
     options: &RunnerOptions,
 ) -> Result<GpuRunner> {
-    let (config, drafting) = (ModelConfig::load(dir)?, options.num_speculative_tokens > 0);
+    let (mut config, drafting) = (ModelConfig::load(dir)?, options.num_speculative_tokens > 0);
+    config.limit_len(options.max_model_len);
     let specs = expected_tensors(dir, &config, format, drafting);
     let specs = specs.map_err(|error| no_weights(error.into()))?;
     let plan = GpuPlan::new(gpu.memory()?, &config, &specs, dtype, options).map_err(refused)?;
@@ -264,7 +265,8 @@ pub(crate) fn load_runner(
 ) -> Result<Runner> {
     let drafting = options.num_speculative_tokens > 0;
     let format = load_format(format);
-    let load = LoadOptions { dtype, format, drafting, ..LoadOptions::default() };
+    let max_model_len = options.max_model_len;
+    let load = LoadOptions { dtype, format, drafting, max_model_len, ..LoadOptions::default() };
     let model = models::load(dir, load).map_err(no_weights)?;
     Runner::new(model, options).map_err(refused)
 }

@@ -16,11 +16,14 @@ pub(crate) fn run(args: &ScoreArgs) -> Result<()> {
     let prompt = prompts::from_flags(&args.prompt)?;
     let ids = prompt.ids(model.tokenizer.as_deref(), model.config.vocab_size)?;
     ensure!(args.block_size > 0, "--block-size is at least 1");
+    // No longer than the prompt, unless the model is too short for it and says so.
+    let fits = |n_tokens: &u32| *n_tokens as usize <= model.config.max_position_embeddings;
     let n_blocks = ids.len().div_ceil(args.block_size as usize);
     let options = RunnerOptions {
         block_size: args.block_size,
         num_blocks: Some(u32::try_from(n_blocks)?),
         max_num_seqs: 1,
+        max_model_len: Some(u32::try_from(ids.len())?).filter(fits),
         max_num_batched_tokens: args.max_num_batched_tokens,
         ..RunnerOptions::default()
     };

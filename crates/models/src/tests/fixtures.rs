@@ -133,6 +133,30 @@ fn a_checkpoint_without_mtp_layers_does_not_draft() {
     let options = LoadOptions { drafting: true, ..LoadOptions::default() };
     for name in ["v3-groups", "glm4-moe-mha"] {
         let error = load(&data("fixtures").join(name), options).err().unwrap().to_string();
-        assert!(error.contains("model.layers.3.eh_proj.weight"), "{name}: {error}");
+        assert!(error.contains("model.layers.3 is missing"), "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_shorter_longest_sequence_changes_no_row_within_it() {
+    let ids = &expected("v3-yarn").ids[0];
+    let mut rig = Rig::fixture("v3-yarn", Ops::Fused);
+    let whole = rig.forward(&[(0, 0, ids.len())], ids);
+    let max_model_len = Some(ids.len() as u32);
+    let options = LoadOptions { max_model_len, ..LoadOptions::default() };
+    rig.model = load(&data("fixtures/v3-yarn"), options).unwrap();
+    assert_eq!(rig.model.config.max_position_embeddings, ids.len());
+    rig.reset(4, 1024);
+    assert!(rig.forward(&[(0, 0, ids.len())], ids).equal(&whole));
+    // There is no row of the table for the next position.
+    let (layout, backend) = (rig.layout(&[(0, ids.len(), 1)]), rig.backend);
+    let cx = ForwardContext { layout: &layout, caches: &rig.caches, backend };
+    assert!(rig.model.target.forward(&super::ids(&ids[..1]), &cx).is_err());
+    // What the model does not take stays to be refused.
+    for other in [Some(0), Some(u32::MAX), None] {
+        let mut config = model_config::ModelConfig::load(&data("fixtures/v3-yarn")).unwrap();
+        let len = config.max_position_embeddings;
+        config.limit_len(other);
+        assert_eq!(config.max_position_embeddings, len);
     }
 }
