@@ -2,7 +2,9 @@
 
 use std::marker::PhantomData;
 
-use gpu_runtime::{Args, GemmElement, Gpu, GpuError, Kernel, Launch, Stream, View, ViewMut};
+use gpu_runtime::{
+    Args, GemmElement, Gpu, GpuError, Kernel, Launch, Module, Stream, View, ViewMut,
+};
 
 use crate::attention::{PagedRows, SelectedKeys, as_i32, as_u32, has_matrix_unit};
 use crate::unit;
@@ -50,18 +52,66 @@ pub struct SelectionMut<'a> {
 #[derive(Debug)]
 pub struct Indexer<E> {
     sizes: IndexSizes,
-    scores: Kernel,
-    has_tiles: bool,
+    /// For few rows of a sequence, and for many.
+    scores: [Form; 2],
     select: Kernel,
     count: Kernel,
     gather: Kernel,
     _element: PhantomData<E>,
 }
 
-/// Query rows and keys of a block of `index_scores`, and keys of one of `index_scores_plain`.
-const TILE_ROWS: usize = 8;
-const TILE_KEYS: usize = 512;
-const PLAIN_KEYS: usize = 1024;
+/// A kernel for scores.
+#[derive(Debug)]
+struct Form {
+    kernel: Kernel,
+    /// Rows of a block, all of one sequence; `None` for a row of any.
+    n_rows: Option<usize>,
+    /// The most keys of a block.
+    n_keys: usize,
+    n_threads: u32,
+    shared: u32,
+    /// Whether the kernel is told how many keys a block has.
+    is_cut: bool,
+}
+
+/// Keys of a tile of `indexer_hopper.cu`.
+const TILE_KEYS: usize = 64;
+
+impl Form {
+    /// The kernels for few rows of a sequence and for many.
+    fn both<E: GemmElement>(
+        gpu: &Gpu,
+        module: &Module,
+        sizes: IndexSizes,
+    ) -> Result<[Self; 2], GpuError> {
+        let IndexSizes { n_heads, head_dim, .. } = sizes;
+        let has_tiles = has_matrix_unit::<E>(gpu) && head_dim.is_multiple_of(16);
+        let is_hopper = has_tiles && gpu.info().arch == "sm_90";
+        if is_hopper && [32, 64].contains(&n_heads) && head_dim.is_multiple_of(64) {
+            let form = |name, columns: usize, n_stages, n_keys, n_threads| {
+                let shared = as_u32((columns + n_stages * TILE_KEYS) * head_dim * 2);
+                let kernel = module.kernel(name)?;
+                kernel.allow_shared(shared)?;
+                let n_rows = Some(columns / n_heads);
+                Ok::<_, GpuError>(Self { kernel, n_rows, n_keys, n_threads, shared, is_cut: true })
+            };
+            return Ok([
+                form("index_scores_few", 128, 3, 512, 128)?,
+                form("index_scores_many", 512, 4, 2048, 256)?,
+            ]);
+        }
+        let (name, n_rows, n_keys, n_threads) = if has_tiles {
+            ("index_scores", Some(8), 512, 256)
+        } else {
+            ("index_scores_plain", None, 1024, 128)
+        };
+        let form = || {
+            let kernel = module.kernel(name)?;
+            Ok(Self { kernel, n_rows, n_keys, n_threads, shared: 0, is_cut: false })
+        };
+        Ok([form()?, form()?])
+    }
+}
 
 impl<E: GemmElement> Indexer<E> {
     /// Compiles the kernels for these sizes.
@@ -78,12 +128,9 @@ impl<E: GemmElement> Indexer<E> {
         assert!((1..=64).contains(&n_heads) && topk > 0, "sizes are in range");
         assert!((8..=128).contains(&head_dim) && head_dim.is_multiple_of(8), "head_dim is valid");
         let module = unit::INDEXER.build::<E>(gpu, &[n_heads, head_dim])?;
-        let has_tiles = has_matrix_unit::<E>(gpu) && head_dim.is_multiple_of(16);
-        let scores = if has_tiles { "index_scores" } else { "index_scores_plain" };
         Ok(Self {
             sizes,
-            scores: module.kernel(scores)?,
-            has_tiles,
+            scores: Form::both::<E>(gpu, &module, sizes)?,
             select: module.kernel("index_select")?,
             count: module.kernel("index_count")?,
             gather: module.kernel("gather_selection")?,
@@ -152,15 +199,21 @@ impl<E: GemmElement> Indexer<E> {
             args.i32(as_i32(size));
         }
         args.f32((head_dim as f32).powf(-0.5));
-        let (n_tiles, n_keys, n_threads) = if self.has_tiles {
-            (range.len() / TILE_ROWS + rows.n_seqs(), TILE_KEYS, 256)
-        } else {
-            (range.len(), PLAIN_KEYS, 128)
-        };
+        // A pass of prompts has some sequences of many rows, and others of one.
+        let form = &self.scores[usize::from(range.len() > 8 * rows.n_seqs())];
+        let n_tiles = form.n_rows.map_or(range.len(), |n| range.len() / n + rows.n_seqs());
+        let mut n_keys = form.n_keys;
+        if form.is_cut {
+            // Two blocks for each multiprocessor, if there is work for them.
+            let n_blocks = 2 * stream.gpu().info().n_multiprocessors as usize;
+            let all = n_tiles * max_len.div_ceil(TILE_KEYS);
+            n_keys = n_keys.min(all.div_ceil(n_blocks) * TILE_KEYS);
+            args.i32(as_i32(n_keys));
+        }
         let grid = [as_u32(n_tiles), as_u32(max_len.div_ceil(n_keys)), 1];
-        let launch = Launch { grid, block: [n_threads, 1, 1], shared: 0 };
+        let launch = Launch { grid, block: [form.n_threads, 1, 1], shared: form.shared };
         // SAFETY: `check` saw the lengths; scores of a row beyond `max_len` are not written.
-        unsafe { stream.launch(&self.scores, launch, &args) }
+        unsafe { stream.launch(&form.kernel, launch, &args) }
     }
 
     fn check(&self, batch: &IndexBatch<'_, E>, out: &SelectionMut<'_>) {

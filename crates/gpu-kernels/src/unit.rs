@@ -31,8 +31,9 @@ pub(crate) const ATTENTION: Unit = unit!("attention":
 pub(crate) const PROMPT: Unit = unit!("prompt":
     "portable.cuh", "hopper.cuh", "paged.cuh", "softmax_hopper.cuh", "prompt.cu";
     "NOPE", "ROPE", "VALUE");
-pub(crate) const INDEXER: Unit =
-    unit!("indexer": "portable.cuh", "paged.cuh", "indexer.cu"; "INDEX_HEADS", "INDEX_DIM");
+pub(crate) const INDEXER: Unit = unit!("indexer":
+    "portable.cuh", "hopper.cuh", "paged.cuh", "indexer.cu", "indexer_hopper.cu";
+    "INDEX_HEADS", "INDEX_DIM");
 pub(crate) const SAMPLING: Unit = unit!("sampling": "portable.cuh", "sampling.cu";);
 pub(crate) const STEP: Unit = unit!("step": "portable.cuh", "paged.cuh", "step.cu";);
 pub(crate) const BEGIN: Unit = unit!("begin": "portable.cuh", "begin.cu";);

@@ -18,6 +18,8 @@ struct Case<E> {
 
 /// Positions and counts, as they come from the device.
 type Selected = (Vec<i32>, Vec<i32>);
+/// The bits of the scores of the last rows that were scored at once, `[rows, max_kv_len]`.
+type ScoreBits = Vec<u32>;
 
 pub(crate) fn check<E: Elem>(stream: &Stream, sizes: IndexSizes) -> Result<()> {
     let indexer = Indexer::<E>::new(stream.gpu(), sizes)?;
@@ -34,10 +36,10 @@ pub(crate) fn check<E: Elem>(stream: &Stream, sizes: IndexSizes) -> Result<()> {
         for is_exact in [true, false] {
             let case = Case::<E>::new(&mut rng, sizes, &seqs, is_exact);
             let n_rows = case.batch.n_rows();
-            let first = case.run(&indexer, stream, &case.batch, (0, n_rows))?;
-            let again = case.run(&indexer, stream, &case.batch, (0, 7))?;
+            let (first, scores) = case.run(&indexer, stream, &case.batch, (0, n_rows))?;
+            let (again, _) = case.run(&indexer, stream, &case.batch, (0, 7))?;
             ensure!(first == again, "another size of the scratch changes the selection");
-            case.check_alone(&indexer, stream, &first)?;
+            case.check_alone(&indexer, stream, &first, &scores)?;
             let slack = case.check(&first, is_exact)?;
             let IndexSizes { n_heads, head_dim, topk } = sizes;
             let kind = if is_exact { "exact, with ties and NaN" } else { "random" };
@@ -85,7 +87,7 @@ impl<E: Elem> Case<E> {
         stream: &Stream,
         batch: &Batch,
         (first_row, rows_at_once): (usize, usize),
-    ) -> Result<Selected> {
+    ) -> Result<(Selected, ScoreBits)> {
         let (gpu, n_rows) = (stream.gpu(), batch.n_rows());
         let IndexSizes { n_heads, head_dim, topk } = self.sizes;
         let uploaded = Uploaded::new(stream, batch)?;
@@ -107,15 +109,30 @@ impl<E: Elem> Case<E> {
         };
         let out = SelectionMut { indices: indices.view_mut(), counts: counts.view_mut() };
         indexer.select(stream, &batch, scratch.view_mut(), out)?;
-        Ok((stream.download(&indices)?, stream.download(&counts)?))
+        let scores = stream.download(&scratch)?.into_iter().map(f32::to_bits).collect();
+        Ok(((stream.download(&indices)?, stream.download(&counts)?), scores))
     }
 
-    fn check_alone(&self, indexer: &Indexer<E>, stream: &Stream, all: &Selected) -> Result<()> {
+    fn check_alone(
+        &self,
+        indexer: &Indexer<E>,
+        stream: &Stream,
+        all: &Selected,
+        scores: &ScoreBits,
+    ) -> Result<()> {
         let topk = self.sizes.topk;
         for seq in 0..self.batch.seqs.len() {
             let rows = self.batch.rows_of(seq);
             let alone = self.batch.alone(seq);
-            let (indices, counts) = self.run(indexer, stream, &alone, (rows.start, 64))?;
+            let at_once = (rows.start, rows.len());
+            let ((indices, counts), own) = self.run(indexer, stream, &alone, at_once)?;
+            let (stride, own_stride) = (self.batch.max_kv_len(), alone.max_kv_len());
+            for (i, row) in rows.clone().enumerate() {
+                let n = (self.batch.row_pos[row] + 1) as usize;
+                let n_scored = if n > topk { n } else { 0 };
+                let same = scores[row * stride..][..n_scored] == own[i * own_stride..][..n_scored];
+                ensure!(same, "row {row} scores otherwise where its sequence is alone");
+            }
             let same = indices == all.0[rows.start * topk..rows.end * topk];
             ensure!(same && counts == all.1[rows], "sequence {seq} alone selects otherwise");
         }

@@ -194,13 +194,16 @@ DEVICE int2 prefix_sum(int x, int* scratch) {
     return make_int2(before + sum - x, all);
 }
 
-constexpr int SELECT_THREADS = 1024;
+constexpr int SELECT_THREADS = 1024, SELECT_WARPS = SELECT_THREADS / WARP;
+constexpr int PER_THREAD = 8, WINDOW = PER_THREAD * SELECT_THREADS;
 
-// Block (row): the topk best of its scores, ascending by position, -1 behind them.
-extern "C" __global__ void __launch_bounds__(SELECT_THREADS) index_select(
+// Block (row): the topk best of its scores, ascending by position, -1 behind them. The ranks of the
+// first 8192 keys stay in registers; those of later ones are read again for each step.
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 2) index_select(
     int* indices, int* counts, const float* scores, const int* row_pos, const int* row_seq,
     int begin, int score_stride, int topk) {
     __shared__ int bins[2048];
+    __shared__ int n_before[PER_THREAD * SELECT_WARPS];
     __shared__ int scratch[32];
     __shared__ int found[2];
     const int row = begin + blockIdx.x, tid = threadIdx.x;
@@ -213,19 +216,32 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS) index_select(
         return;
     }
     const float* score = scores + (long long)blockIdx.x * score_stride;
+    unsigned rank[PER_THREAD];  // Of keys start + j * SELECT_THREADS + tid.
+    auto read = [&](int start) {
+#pragma unroll
+        for (int j = 0; j < PER_THREAD; j++) {
+            const int i = start + j * SELECT_THREADS + tid;
+            rank[j] = i < visible ? rank_of(score[i]) : 0;
+        }
+    };
 
     // Finds the rank of the worst chosen score, the highest bits first.
     unsigned threshold = 0;
     int left = topk;  // How many to take among the scores whose higher bits are the threshold's.
     int high = 32;
+    read(0);
     for (int bits = 11; high > 0; bits = min(high, 11)) {
         const int low = high - bits;
         for (int i = tid; i < 2048; i += SELECT_THREADS) bins[i] = 0;
         __syncthreads();
-        for (int i = tid; i < visible; i += SELECT_THREADS) {
-            const unsigned rank = rank_of(score[i]);
-            if (high == 32 || (rank ^ threshold) >> high == 0) {
-                atomicAdd(&bins[rank >> low & ((1u << bits) - 1)], 1);
+        for (int start = 0; start < visible; start += WINDOW) {
+            if (visible > WINDOW) read(start);
+#pragma unroll
+            for (int j = 0; j < PER_THREAD; j++) {
+                const bool is_like = high == 32 || (rank[j] ^ threshold) >> high == 0;
+                if (is_like && start + j * SELECT_THREADS + tid < visible) {
+                    atomicAdd(&bins[rank[j] >> low & ((1u << bits) - 1)], 1);
+                }
             }
         }
         __syncthreads();
@@ -244,33 +260,39 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS) index_select(
     }
 
     // Takes what is above the threshold, and the first `left` that equal it.
+    const int lane = tid % WARP, warp = tid / WARP;
+    const u64 lanes_before = ((u64)1 << lane) - 1;
     int n_above = 0, n_equal = 0;
-    for (int start = 0; start < visible; start += 4 * SELECT_THREADS) {
-        int n = 0;  // Both counts in one number: those equal in the high half.
-        unsigned rank[4];
+    for (int start = 0; start < visible; start += WINDOW) {
+        if (visible > WINDOW) read(start);
+        // Both counts in one number: those equal in the high half.
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int i = start + 4 * tid + j;
-            rank[j] = i < visible ? rank_of(score[i]) : 0;
-            if (i < visible) n += rank[j] > threshold ? 1 : rank[j] == threshold ? 1 << 16 : 0;
+        for (int j = 0; j < PER_THREAD; j++) {
+            const bool is_key = start + j * SELECT_THREADS + tid < visible;
+            const u64 above = warp_ballot(is_key && rank[j] > threshold);
+            const u64 equal = warp_ballot(is_key && rank[j] == threshold);
+            if (lane == 0)
+                n_before[j * SELECT_WARPS + warp] = __popcll(above) | __popcll(equal) << 16;
         }
-        const int2 sums = prefix_sum(n, scratch);
-        int above = n_above + (sums.x & 0xffff), equal = n_equal + (sums.x >> 16);
+        __syncthreads();
+        const bool has_count = tid < PER_THREAD * SELECT_WARPS;
+        const int2 sums = prefix_sum(has_count ? n_before[tid] : 0, scratch);
+        if (has_count) n_before[tid] = sums.x;
+        __syncthreads();
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int i = start + 4 * tid + j;
-            if (i >= visible) continue;
-            const int at = above + min(equal, left);
-            if (rank[j] > threshold) {
-                chosen[at] = i;
-                above++;
-            } else if (rank[j] == threshold) {
-                if (equal < left) chosen[at] = i;
-                equal++;
-            }
+        for (int j = 0; j < PER_THREAD; j++) {
+            const int i = start + j * SELECT_THREADS + tid, n = n_before[j * SELECT_WARPS + warp];
+            const bool is_above = i < visible && rank[j] > threshold;
+            const bool is_equal = i < visible && rank[j] == threshold;
+            const u64 above_before = warp_ballot(is_above) & lanes_before;
+            const u64 equal_before = warp_ballot(is_equal) & lanes_before;
+            const int above = n_above + (n & 0xffff) + __popcll(above_before);
+            const int equal = n_equal + (n >> 16) + __popcll(equal_before);
+            if (is_above || (is_equal && equal < left)) chosen[above + min(equal, left)] = i;
         }
         n_above += sums.y & 0xffff;
         n_equal += sums.y >> 16;
+        __syncthreads();
     }
 }
 
