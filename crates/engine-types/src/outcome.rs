@@ -100,6 +100,11 @@ impl StepOutcome {
         self.failures.extend_from_slice(&part.failures);
     }
 
+    /// Leaves only the rows that `keep` says.
+    pub fn keep_rows(&mut self, keep: impl FnMut(&OutcomeRow) -> bool) {
+        self.rows.retain(keep);
+    }
+
     /// Why `row` alone has failed, if it has.
     #[must_use]
     #[inline]
@@ -202,5 +207,8 @@ mod tests {
         assert_eq!((whole.tokens(row), whole.drafts(row)), (&[8, 9][..], &[10][..]));
         assert_eq!((row.n_accepted, whole.logprobs(row).len(), whole.failure(row)), (1, 2, None));
         assert_eq!(whole.failure(whole.row(RequestId(3)).unwrap()), Some("no token"));
+        whole.keep_rows(|row| row.request_id != RequestId(1));
+        let row = whole.row(RequestId(2)).unwrap();
+        assert_eq!((whole.rows().len(), whole.tokens(row)), (2, &[8, 9][..]));
     }
 }

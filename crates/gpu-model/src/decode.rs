@@ -289,6 +289,7 @@ impl<E: Element> GpuModel<E> {
     }
 
     /// Queues a step over `slots`, and does not wait for it. At most two steps are not collected.
+    /// One without slots ends with what was queued before it.
     ///
     /// # Errors
     ///
@@ -316,6 +317,12 @@ impl<E: Element> GpuModel<E> {
     ) -> Result<(), GpuError> {
         assert!(decoder.in_flight.len() < IN_FLIGHT, "too many steps in flight");
         let stream = self.device.stream.clone();
+        if slots.is_empty() {
+            decoder.host[decoder.n_launched % IN_FLIGHT].result.receive(&stream, &decoder.state)?;
+            decoder.in_flight.push(0);
+            decoder.n_launched += 1;
+            return Ok(());
+        }
         let size = decoder.size_for(slots.len());
         let (len, step) = (SlotRecord::len(decoder.width), decoder.n_launched);
         let marks = decoder.marks.take();

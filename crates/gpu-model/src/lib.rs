@@ -17,6 +17,7 @@ mod layer;
 mod loader;
 mod memory;
 mod model;
+mod outgoing;
 mod parts;
 mod pass;
 mod sizes;

@@ -11,6 +11,7 @@ use crate::error::ModelError;
 use crate::expansion::{ChunkViews, Chunks};
 use crate::layer::{Keys, LayerCache};
 use crate::loader::{Element, Loader};
+use crate::outgoing::Outgoing;
 use crate::parts::{Drafter, Target};
 use crate::pass::{Bounds, Pass, RowArrays, Tables};
 use crate::weights::{FeedForward, Layer, MtpLayer};
@@ -19,7 +20,7 @@ use crate::workspace::Workspace;
 /// A model of the DeepSeek-V3 family with its MTP layers and caches, for weights, activations and
 /// caches of type `E`.
 ///
-/// The functions here run one pass each and wait for it.
+/// The functions here queue one pass each, and wait only for what they return.
 pub struct GpuModel<E> {
     pub(crate) config: ModelConfig,
     pub(crate) device: Device<E>,
@@ -54,6 +55,7 @@ pub(crate) struct Work<E> {
     first_key: Buffer<i32>,
     /// Rows to be taken.
     chosen_rows: Buffer<i32>,
+    outgoing: Outgoing,
     pub(crate) logits: Buffer<f32>,
 }
 
@@ -240,7 +242,8 @@ impl<E: Element> GpuModel<E> {
             // Only the KV is wanted.
             Some(([], _)) => 0,
             Some((rows, layout)) => {
-                device.stream.upload(rows, work.chosen_rows.slice_mut(..rows.len()))?;
+                let to = work.chosen_rows.slice_mut(..rows.len());
+                work.outgoing.send(&device.stream, &mut [(rows, to)])?;
                 let chosen = work.chosen_rows.slice(..rows.len());
                 mtp.narrow(device, chosen, &work.all, &mut work.single)?;
                 let ids = vec![0; rows.len()];
@@ -308,7 +311,8 @@ impl<E: Element> GpuModel<E> {
         if n_rows == 0 {
             return Ok(());
         }
-        device.stream.upload(hidden.rows, work.chosen_rows.slice_mut(..n_rows))?;
+        let to = work.chosen_rows.slice_mut(..n_rows);
+        work.outgoing.send(&device.stream, &mut [(hidden.rows, to)])?;
         let rows = work.chosen_rows.slice(..n_rows);
         let from = if hidden.of_draft { &work.of_draft } else { &work.of_target };
         let to = work.hidden.slice_mut(..n_rows * width);
@@ -350,15 +354,13 @@ fn upload<E: Element>(
 ) -> Result<Uploaded, GpuError> {
     assert_eq!(ids.len(), layout.n_tokens(), "one token for each row");
     assert!(ids.len() <= limits.max_rows, "a pass has at most {} rows", limits.max_rows);
-    let stream = &device.stream;
-    work.rows.upload(stream, layout, ids)?;
     let tables = layout.block_tables();
-    stream.upload(tables, work.tables.slice_mut(..tables.len()))?;
     let chunks = device.chunks_of(layout, limits.max_window);
     let first_key = &chunks.first_key;
-    if !first_key.is_empty() {
-        stream.upload(first_key, work.first_key.slice_mut(..first_key.len()))?;
-    }
+    let mut parts = Vec::from(work.rows.parts_of(layout, ids));
+    parts.push((tables, work.tables.slice_mut(..tables.len())));
+    parts.push((first_key, work.first_key.slice_mut(..first_key.len())));
+    work.outgoing.send(&device.stream, &mut parts)?;
     Ok(Uploaded {
         n_table: tables.len(),
         block_size: limits.block_size,
@@ -414,6 +416,7 @@ impl<E: Element> Work<E> {
         let PassLimits { max_seqs, max_window, .. } = *limits;
         let most = limits.most_rows();
         let hidden = || gpu.alloc(most * sizes.hidden);
+        let n_table = max_seqs * limits.table_stride();
         Ok(Self {
             all: of(most)?,
             single: of(max_seqs)?,
@@ -421,9 +424,10 @@ impl<E: Element> Work<E> {
             of_target: hidden()?,
             of_draft: hidden()?,
             rows: RowArrays::new(gpu, most, max_seqs)?,
-            tables: gpu.alloc(max_seqs * limits.table_stride())?,
+            tables: gpu.alloc(n_table)?,
             first_key: gpu.alloc(max_seqs * (max_seqs + 1))?,
             chosen_rows: gpu.alloc(most)?,
+            outgoing: Outgoing::new(gpu, 4 * most + 2 * max_seqs + 1 + n_table)?,
             logits: gpu.alloc(max_seqs * max_window * sizes.vocab)?,
         })
     }

@@ -2,7 +2,7 @@
 
 use batch_layout::BatchLayout;
 use gpu_kernels::{PagedRows, PassRows, RowsMut};
-use gpu_runtime::{Buffer, Gpu, GpuError, Stream, View};
+use gpu_runtime::{Buffer, Gpu, GpuError, View, ViewMut};
 
 use crate::expansion::ChunkViews;
 
@@ -89,20 +89,21 @@ impl RowArrays {
         }
     }
 
-    /// Copies a layout's rows with their token ids, and waits for it.
-    pub(crate) fn upload(
-        &mut self,
-        stream: &Stream,
-        layout: &BatchLayout,
-        ids: &[i32],
-    ) -> Result<(), GpuError> {
-        let (n_rows, n_seqs) = (layout.n_tokens(), layout.n_seqs());
-        stream.upload(layout.positions(), self.pos.slice_mut(..n_rows))?;
-        stream.upload(layout.token_to_seq(), self.seq.slice_mut(..n_rows))?;
-        stream.upload(layout.slot_mapping(), self.slot.slice_mut(..n_rows))?;
-        stream.upload(ids, self.ids.slice_mut(..n_rows))?;
-        stream.upload(layout.cu_seqlens_q(), self.start.slice_mut(..=n_seqs))?;
-        stream.upload(layout.kv_lens(), self.kv_len.slice_mut(..n_seqs))
+    /// A layout's rows with their token ids, and where they belong.
+    pub(crate) fn parts_of<'a>(
+        &'a mut self,
+        layout: &'a BatchLayout,
+        ids: &'a [i32],
+    ) -> [(&'a [i32], ViewMut<'a, i32>); 6] {
+        let to = self.first_mut((layout.n_tokens(), layout.n_seqs()));
+        [
+            (layout.positions(), to.row_pos),
+            (layout.token_to_seq(), to.row_seq),
+            (layout.slot_mapping(), to.row_slot),
+            (ids, to.ids),
+            (layout.cu_seqlens_q(), to.row_start),
+            (layout.kv_lens(), to.kv_len),
+        ]
     }
 
     /// The first `n_rows` rows of `n_seqs` sequences as a pass.

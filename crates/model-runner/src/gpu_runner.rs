@@ -1,10 +1,10 @@
-//! The step executor of a GPU: decode steps run on the device alone, the others through [`Runner`].
+//! The step executor of a GPU: what is greedy runs on the device alone, the rest through [`Runner`].
 
 use std::collections::{BTreeSet, VecDeque};
 
 use engine_types::{
-    BlockId, ExecutorError, ExecutorLimits, MAX_STEPS_IN_FLIGHT, PlanRow, StepExecutor,
-    StepOutcome, StepPlan, TokenId, TokenSource,
+    BlockId, ExecutorError, ExecutorLimits, IndexerStats, MAX_STEPS_IN_FLIGHT, PlanRow,
+    StepExecutor, StepOutcome, StepPlan, TokenId, TokenSource,
 };
 use gpu_model::{
     AnyModel, CapturedStep, DecodeOptions, GpuModel, ModelError, PassLimits, SlotRecord,
@@ -25,25 +25,29 @@ use crate::subject::Subject;
 
 mod counts;
 mod plan;
+mod split;
 #[cfg(test)]
 mod tests;
 
 use counts::Counts;
 use plan::Size;
 pub use plan::{GpuPlan, MemoryPlan};
+use split::{before_slots, has_slot, n_before, slots, slots_of_rows};
 
 /// A model on a GPU with its KV caches, behind [`StepExecutor`].
 ///
-/// A step in which every row greedily continues an output (a *decode step*) is queued on the device
-/// when it is launched, whatever is in flight before it: its lengths, tokens and drafts are taken
-/// from the step before on the device. Any other step waits for what is in flight, and runs pass by
-/// pass.
+/// Rows whose tokens follow greedily are slots of a *decode step*, which the device runs by itself;
+/// the prompts before them are passes that nothing is read of. A step that has nothing else is
+/// queued on the device when it is launched, whatever is in flight before it: lengths, tokens and
+/// drafts that are in flight are taken from the step before on the device. Any other step waits for
+/// what is in flight, and the host chooses its tokens.
 pub struct GpuRunner {
     runner: Runner,
     /// Launched and not collected.
     steps: VecDeque<Launched>,
-    /// The step launched last, whatever became of it.
-    last: Last,
+    /// For each row of the step launched last, which slot it has if it has one; `None` if that
+    /// step is not on the device.
+    last_slots: Option<Vec<u32>>,
     /// The outcome of the step collected last, if it did not fail.
     previous: Option<StepOutcome>,
     /// Tables that changed since the device was told.
@@ -104,18 +108,12 @@ struct Launched {
 }
 
 enum Run {
-    OnDevice,
+    /// With the outcome of the passes before its decode step.
+    OnDevice(Box<StepOutcome>),
     /// Runs when it is collected, or before the next step that runs on the device: what is in
     /// flight before it is delivered first.
     Waiting,
     Done(Box<Result<StepOutcome, ExecutorError>>),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Last {
-    None,
-    OnDevice,
-    Host,
 }
 
 impl GpuRunner {
@@ -174,7 +172,7 @@ impl GpuRunner {
             index_share: runner.shares_index(),
             runner,
             steps: VecDeque::new(),
-            last: Last::None,
+            last_slots: None,
             previous: None,
             changed: BTreeSet::new(),
             synthetic,
@@ -188,19 +186,27 @@ impl GpuRunner {
         self.index_share
     }
 
-    /// Whether the device can run the step without the host.
-    fn is_decode(&self, plan: &StepPlan) -> bool {
-        let is_small = (1..=self.facts.max_slots).contains(&plan.rows().len());
-        is_small && plan.copies().is_empty() && plan.rows().iter().all(|row| is_window(plan, row))
+    /// Whether rows of the step can be slots. Tokens that do not exist are for the host to refuse.
+    fn has_slots(&self, plan: &StepPlan) -> bool {
+        let vocab_size = self.runner.limits().vocab_size;
+        (1..=self.facts.max_slots).contains(&plan.rows().len())
+            && plan.copies().is_empty()
+            && plan.all_tokens().iter().all(|&id| id < vocab_size)
     }
 
-    /// How many drafts of each row of a plan are accepted, for benches.
-    fn forced(&self, plan: &StepPlan, is_wanted: impl Fn(&PlanRow) -> bool) -> Vec<u32> {
+    /// Whether the device can run the step without the host.
+    fn is_on_device(&self, plan: &StepPlan) -> bool {
+        let needs_no_host = |row: &PlanRow| has_slot(plan, row) || !row.samples && !row.has_sampler;
+        self.has_slots(plan) && plan.rows().iter().all(needs_no_host)
+    }
+
+    /// How many drafts of each slot are accepted, for benches.
+    fn forced(&self, plan: &StepPlan) -> Vec<u32> {
         let mut first = 0;
         let mut forced = Vec::new();
         for row in plan.rows() {
             let n_drafts = row.n_draft as usize;
-            if is_wanted(row) {
+            if has_slot(plan, row) {
                 let of = |synthetic: &SyntheticAcceptance| {
                     synthetic.n_accepted(plan.step_id.0, first, n_drafts) as u32
                 };
@@ -212,30 +218,39 @@ impl GpuRunner {
         forced
     }
 
+    /// Queues the passes of a step, then its decode step, and returns the outcome of the passes.
+    fn queue(&mut self, plan: &StepPlan) -> Result<StepOutcome, ExecutorError> {
+        let mut outcome = StepOutcome::default();
+        self.run_by_passes(&before_slots(plan), &mut outcome)?;
+        outcome.keep_rows(|row| slots(plan).all(|slot| slot.request_id != row.request_id));
+        self.launch_slots(plan)?;
+        Ok(outcome)
+    }
+
     /// Queues a decode step. Rows whose tokens are in flight continue the slots of the step that
     /// the device ran last.
-    fn launch_on_device(&mut self, plan: &StepPlan, forced: &[u32]) -> Result<(), ExecutorError> {
+    fn launch_slots(&mut self, plan: &StepPlan) -> Result<(), ExecutorError> {
         let mut records = Vec::with_capacity(plan.rows().len());
-        for (row, &forced) in plan.rows().iter().zip(forced) {
-            let drafts = plan.drafts(row);
-            let mut record = SlotRecord {
-                source: None,
+        for (row, forced) in slots(plan).zip(self.forced(plan)) {
+            let source = match row.source {
+                TokenSource::Host => None,
+                TokenSource::InFlight { row } => {
+                    let slots = self.last_slots.as_ref().expect("the step before is on the device");
+                    Some(slots[row as usize])
+                }
+            };
+            records.push(SlotRecord {
+                source,
                 table: row.table.slot,
-                valid_len: row.n_computed,
-                last_token: plan.tokens(row).first().copied().unwrap_or_default(),
+                valid_len: row.n_computed + n_before(row),
+                last_token: plan.tokens(row).get(n_before(row) as usize).copied().unwrap_or(0),
                 n_drafts: row.n_draft,
                 n_wanted: row.n_propose,
                 forced,
-                drafts,
-            };
-            if let TokenSource::InFlight { row } = row.source {
-                record.source = Some(row);
-            }
-            records.push(record);
+                drafts: plan.drafts(row),
+            });
         }
-        let tables: Vec<(u32, Vec<i32>)> = plan
-            .rows()
-            .iter()
+        let tables: Vec<(u32, Vec<i32>)> = slots(plan)
             .filter(|row| self.changed.remove(&row.table.slot))
             .map(|row| {
                 let blocks = self.runner.tables.blocks(row.table).iter();
@@ -283,25 +298,25 @@ impl GpuRunner {
         before: Option<&StepOutcome>,
     ) -> Result<StepOutcome, ExecutorError> {
         match run {
-            Run::OnDevice => self.read(plan, before),
+            Run::OnDevice(passes) => self.read(plan, before, *passes),
             Run::Waiting => self.run_on_host(plan, before),
             Run::Done(outcome) => *outcome,
         }
     }
 
-    /// Waits for the oldest decode step and reads its outcome.
+    /// Waits for the oldest decode step and adds its outcome to that of the passes before it.
     fn read(
         &self,
         plan: &StepPlan,
         before: Option<&StepOutcome>,
+        mut outcome: StepOutcome,
     ) -> Result<StepOutcome, ExecutorError> {
-        let mut outcome = StepOutcome::default();
         let mut counts = Counts::new(self.facts, self.index_share);
         let (mut tokens, mut drafts): (Vec<TokenId>, Vec<TokenId>) = (vec![], vec![]);
-        let rows = plan.rows();
+        let rows: Vec<&PlanRow> = slots(plan).collect();
         let result = self.with_model(|model| {
             model.collect_step(rows.len(), &mut |slot, result| {
-                let row = &rows[slot];
+                let row = rows[slot];
                 let known = |ids: &[i32], to: &mut Vec<TokenId>| {
                     to.clear();
                     to.extend(ids.iter().map(|id| id.cast_unsigned()));
@@ -312,7 +327,7 @@ impl GpuRunner {
                 match (tokens.len(), continued) {
                     (0, Continued::Nothing) => outcome.push_row(row.request_id, &[], 0, &[]),
                     (0, _) => {
-                        let why = "the logits of a row have a NaN";
+                        let why = "the model's logits hold a NaN";
                         outcome.push_failed_row(row.request_id, why.to_owned());
                     }
                     // What a NaN ended is not as the plan says, and its request ends alone.
@@ -329,8 +344,8 @@ impl GpuRunner {
         });
         let failed = |error| ExecutorError::Fatal(format!("{}: the GPU: {error}", plan.step_id));
         result.map_err(failed)?;
-        outcome.indexer.target_verify = counts.target;
-        outcome.indexer.draft_steps = counts.drafts;
+        let Counts { target: target_verify, drafts: draft_steps, .. } = counts;
+        outcome.indexer += &IndexerStats { target_verify, draft_steps, ..IndexerStats::default() };
         Ok(outcome)
     }
 
@@ -368,33 +383,17 @@ impl GpuRunner {
         }
     }
 
-    /// Runs a step whose tokens are known: the windows of a mixed one on the device, where drafting
-    /// costs no way back to the host, and the other rows pass by pass.
+    /// Runs a step whose tokens are known: its slots on the device, where drafting costs no way
+    /// back to the host, and the other rows pass by pass.
     fn run_resolved(&mut self, plan: &StepPlan) -> Result<StepOutcome, ExecutorError> {
-        let (mut windows, mut others) = (StepPlan::default(), StepPlan::default());
-        windows.keep_rows(plan, |row| is_window(plan, row));
-        let mut outcome = StepOutcome::default();
-        let is_mixed = (1..plan.rows().len()).contains(&windows.rows().len());
-        if !is_mixed || self.facts.max_slots == 0 || !plan.copies().is_empty() {
-            self.run_by_passes(plan, &mut outcome)?;
-            return Ok(outcome);
+        if self.has_slots(plan) && slots(plan).next().is_some() {
+            let passes = self.queue(plan)?;
+            return self.read(plan, None, passes);
         }
-        others.keep_rows(plan, |row| !is_window(plan, row));
-        self.run_by_passes(&others, &mut outcome)?;
-        let forced = self.forced(plan, |row| is_window(plan, row));
-        self.launch_on_device(&windows, &forced)?;
-        outcome.append(&self.read(&windows, None)?);
+        let mut outcome = StepOutcome::default();
+        self.run_by_passes(plan, &mut outcome)?;
         Ok(outcome)
     }
-}
-
-/// Whether a row greedily continues an output.
-fn is_window(plan: &StepPlan, row: &PlanRow) -> bool {
-    row.samples
-        && !row.prefill
-        && row.n_query == row.n_draft + 1
-        && !row.has_sampler
-        && plan.masks(row).is_empty()
 }
 
 /// What a row continues.
@@ -434,8 +433,8 @@ impl StepExecutor for GpuRunner {
     fn launch(&mut self, plan: &StepPlan) {
         assert!(self.steps.len() < MAX_STEPS_IN_FLIGHT, "too many steps in flight");
         let mut plan = plan.clone();
-        let mut is_decode = self.is_decode(&plan);
-        if is_decode && self.last != Last::OnDevice {
+        let mut is_on_device = self.is_on_device(&plan);
+        if is_on_device && self.last_slots.is_none() {
             // The device does not know the tokens of the step before.
             self.settle();
             let before = match self.steps.back().map(|step| &step.run) {
@@ -444,23 +443,25 @@ impl StepExecutor for GpuRunner {
             };
             let mut resolved = StepPlan::default();
             resolved.resolve(&plan, before);
-            // Slots are rows: a step that lost one is not for the device.
-            is_decode = resolved.rows().len() == plan.rows().len();
-            if is_decode {
+            // A row that is left out is answered without tokens.
+            is_on_device = resolved.rows().len() == plan.rows().len();
+            if is_on_device {
                 plan = resolved;
             }
         }
-        let run = if is_decode {
+        let mut run = Run::Waiting;
+        let mut last_slots = None;
+        if is_on_device {
             self.changed.extend(plan.table_updates().map(|update| update.slot));
-            self.runner.tables.update(&plan);
-            self.last = Last::OnDevice;
-            let forced = self.forced(&plan, |_| true);
-            let launched = self.launch_on_device(&plan, &forced);
-            launched.map_or_else(|error| Run::Done(Box::new(Err(error))), |()| Run::OnDevice)
-        } else {
-            self.last = Last::Host;
-            Run::Waiting
-        };
+            run = match self.queue(&plan) {
+                Ok(passes) => {
+                    last_slots = Some(slots_of_rows(&plan));
+                    Run::OnDevice(Box::new(passes))
+                }
+                Err(error) => Run::Done(Box::new(Err(error))),
+            };
+        }
+        self.last_slots = last_slots;
         self.steps.push_back(Launched { plan, run });
     }
 

@@ -3,6 +3,7 @@
 use engine_types::{IndexerCounts, MAX_SPECULATIVE_TOKENS, PlanRow};
 
 use super::Facts;
+use super::split::n_before;
 
 /// What the indexers did in a decode step.
 pub(super) struct Counts {
@@ -17,8 +18,8 @@ impl Counts {
         Self { facts, index_share, target: IndexerCounts::default(), drafts: Default::default() }
     }
 
-    /// Adds a row that was `n_accepted` tokens further than its plan says at least, emitted
-    /// `n_emitted` tokens and made `n_drafts` drafts.
+    /// Adds the slot of a row that was `n_accepted` tokens further than its plan says at least,
+    /// emitted `n_emitted` tokens and made `n_drafts` drafts.
     pub(super) fn add(
         &mut self,
         row: &PlanRow,
@@ -27,7 +28,7 @@ impl Counts {
         n_drafts: usize,
     ) {
         let Facts { topk, n_indexers, drafts_have_indexer, .. } = self.facts;
-        let first = u64::from(row.n_computed + n_accepted);
+        let first = u64::from(row.n_computed + n_before(row) + n_accepted);
         let scored = |position: u64| if position + 1 > topk { position + 1 } else { 0 };
         let one = |counts: &mut IndexerCounts, n: u64, position: u64| {
             counts.n_launches = n;
@@ -35,7 +36,7 @@ impl Counts {
             counts.n_scored_keys += n * scored(position);
         };
         if n_indexers > 0 {
-            let window = first..first + u64::from(row.n_query);
+            let window = first..=first + u64::from(row.n_draft);
             window.for_each(|position| one(&mut self.target, n_indexers, position));
         }
         let n_steps = if !drafts_have_indexer {

@@ -5,17 +5,19 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use batch_layout::BatchLayout;
-use engine_types::{RequestId, RowSpec, RowTable};
+use engine_types::{RequestId, RowSpec, RowTable, Sampler, SamplerSetup, SamplingParams};
 use gpu_model::{DraftPass, HiddenRows, Selected, SlotResult};
 use gpu_runtime::{GpuError, Memory};
 
 use super::*;
 use crate::limits::{Planned, plan_limits};
 
-/// What the device was asked for, in order: `pass`, `launch`, `collect`.
-type Log = Rc<RefCell<Vec<&'static str>>>;
+/// What the device was asked for, in order: passes with their tokens, launches with the least
+/// lengths of their slots, `collect`.
+type Log = Rc<RefCell<Vec<String>>>;
 
 struct NextNumber {
     config: ModelConfig,
@@ -42,7 +44,7 @@ impl AnyModel for NextNumber {
     }
 
     fn forward(&mut self, ids: &[i32], _: &BatchLayout) -> Result<(), GpuError> {
-        self.log.borrow_mut().push("pass");
+        self.log.borrow_mut().push(format!("pass {ids:?}"));
         self.ids = ids.to_vec();
         Ok(())
     }
@@ -79,7 +81,8 @@ impl AnyModel for NextNumber {
         updates: &[TableUpdate<'_>],
         slots: &[SlotRecord<'_>],
     ) -> Result<(), GpuError> {
-        self.log.borrow_mut().push("launch");
+        let lens: Vec<u32> = slots.iter().map(|slot| slot.valid_len).collect();
+        self.log.borrow_mut().push(format!("launch {lens:?}"));
         for update in updates {
             self.tables.borrow_mut().insert(update.table, update.blocks.to_vec());
         }
@@ -97,7 +100,7 @@ impl AnyModel for NextNumber {
         n_slots: usize,
         show: &mut dyn FnMut(usize, SlotResult<'_>),
     ) -> Result<(), GpuError> {
-        self.log.borrow_mut().push("collect");
+        self.log.borrow_mut().push("collect".to_owned());
         let tokens = self.steps.pop_front().expect("a step is in flight");
         assert_eq!(tokens.len(), n_slots);
         for (slot, token) in tokens.into_iter().enumerate() {
@@ -147,7 +150,7 @@ impl Bench {
         rows.iter().flat_map(|row| self.outcome.tokens(row).to_vec()).collect()
     }
 
-    fn log(&self) -> Vec<&'static str> {
+    fn log(&self) -> Vec<String> {
         std::mem::take(&mut *self.log.borrow_mut())
     }
 }
@@ -177,32 +180,52 @@ fn mixed() -> StepPlan {
     plan
 }
 
+/// The same where the host chooses for request 2.
+fn drawn() -> StepPlan {
+    let mut plan = StepPlan::default();
+    push_drawn(&mut plan, (RequestId(2), 1), &[5, 20]);
+    plan.push_deferred_row(RequestId(1), row(5, false), 0, FIRST);
+    plan
+}
+
+/// A prompt of a request with a sampler.
+fn push_drawn(plan: &mut StepPlan, (id, slot): (RequestId, u32), prompt: &[TokenId]) {
+    let params = SamplingParams { top_k: 5, logprobs: Some(0), ..SamplingParams::default() };
+    let sampler = Sampler { params, seed: 0, n_prompt: prompt.len() as u32, end_token_ids: vec![] };
+    let sampler = Arc::new(sampler);
+    plan.push_sampler(SamplerSetup { slot, sampler, tokens: prompt.to_vec() });
+    let table = plan.update_table(slot, 0, &[BlockId(5 + slot)]);
+    let spec = RowSpec { has_sampler: true, ..row(0, true) };
+    plan.push_row(id, spec, prompt, &[], table);
+}
+
 #[test]
 fn a_step_of_the_host_does_not_delay_the_tokens_before_it() {
     let mut bench = Bench::new();
     bench.runner.launch(&decode());
-    bench.runner.launch(&mixed());
-    assert_eq!(bench.log(), ["launch"]);
+    bench.runner.launch(&drawn());
+    assert_eq!(bench.log(), ["launch [4]"]);
     assert_eq!(bench.collect(), [11]);
     assert_eq!(bench.log(), ["collect"], "nothing of the second step has run");
     assert_eq!(bench.collect(), [12, 21]);
-    assert_eq!(bench.log(), ["pass", "launch", "collect"]);
+    assert_eq!(bench.log(), ["pass [5, 20]", "launch [5]", "collect"]);
 }
 
 #[test]
 fn a_step_of_the_device_runs_the_waiting_one_before_it() {
     let mut bench = Bench::new();
     bench.runner.launch(&decode());
-    bench.runner.launch(&mixed());
+    bench.runner.launch(&drawn());
     assert_eq!(bench.collect(), [11]);
+    bench.log();
     let mut plan = StepPlan::default();
     plan.push_deferred_row(RequestId(1), row(6, false), 1, FIRST);
     plan.push_deferred_row(RequestId(2), row(2, false), 0, SECOND);
     bench.runner.launch(&plan);
-    assert_eq!(bench.log(), ["launch", "collect", "pass", "launch", "collect", "launch"]);
+    assert_eq!(bench.log(), ["pass [5, 20]", "launch [5]", "collect", "launch [6, 2]"]);
     assert_eq!(bench.collect(), [12, 21]);
     assert_eq!(bench.collect(), [13, 22]);
-    let told = [(0, vec![3]), (1, vec![7])];
+    let told = [(0, vec![3]), (1, vec![6])];
     assert_eq!(*bench.tables.borrow(), BTreeMap::from(told));
 }
 
@@ -210,11 +233,14 @@ fn a_step_of_the_device_runs_the_waiting_one_before_it() {
 #[test]
 fn tables_follow_the_steps_that_run() {
     let mut bench = Bench::new();
-    bench.runner.launch(&mixed_known());
+    let mut plan = StepPlan::default();
+    push_drawn(&mut plan, (RequestId(2), 1), &[5, 20]);
+    let table = plan.update_table(0, 0, &[BlockId(3)]);
+    plan.push_row(RequestId(1), row(15, false), &[10], &[], table);
+    bench.runner.launch(&plan);
     let mut plan = StepPlan::default();
     let table = plan.update_table(0, 1, &[BlockId(4)]);
-    let third = plan.update_table(2, 0, &[BlockId(9)]);
-    plan.push_row(RequestId(3), row(0, true), &[30], &[], third);
+    push_drawn(&mut plan, (RequestId(3), 2), &[30]);
     plan.push_deferred_row(RequestId(1), row(16, false), 1, table);
     bench.runner.launch(&plan);
     assert_eq!(bench.collect(), [11, 21]);
@@ -223,14 +249,61 @@ fn tables_follow_the_steps_that_run() {
     assert_eq!(bench.tables.borrow()[&0], [3, 4]);
 }
 
-/// As [`mixed`], at the end of a block and behind nothing.
-fn mixed_known() -> StepPlan {
+#[test]
+fn greedy_prompts_are_queued_behind_what_is_in_flight() {
+    let mut bench = Bench::new();
+    bench.runner.launch(&decode());
+    bench.runner.launch(&mixed());
+    assert_eq!(bench.log(), ["launch [4]", "pass [5]", "launch [1, 5]"]);
+    assert_eq!(bench.collect(), [11]);
+    // Request 2 has slot 0 of the step before. A chunk of request 3 has none.
+    let mut plan = StepPlan::default();
+    let table = plan.update_table(2, 0, &[BlockId(9)]);
+    plan.push_row(RequestId(3), RowSpec { samples: false, ..row(0, true) }, &[7, 8], &[], table);
+    plan.push_deferred_row(RequestId(1), row(6, false), 1, FIRST);
+    plan.push_deferred_row(RequestId(2), row(2, false), 0, SECOND);
+    bench.runner.launch(&plan);
+    assert_eq!(bench.log(), ["collect", "pass [7, 8]", "launch [6, 2]"]);
+    assert_eq!(bench.collect(), [12, 21]);
+    let mut plan = StepPlan::default();
+    let third = RowTable { slot: 2, n_blocks: 1 };
+    plan.push_row(RequestId(3), row(2, true), &[40], &[], third);
+    plan.push_deferred_row(RequestId(2), row(3, false), 2, SECOND);
+    bench.runner.launch(&plan);
+    assert_eq!(bench.collect(), [13, 22]);
+    assert_eq!(bench.outcome.rows().len(), 3, "the chunk is answered");
+    assert_eq!(bench.log(), ["collect", "launch [2, 3]", "collect"]);
+    assert_eq!(bench.collect(), [23, 41]);
+}
+
+#[test]
+fn chunks_alone_end_a_step_without_slots() {
+    let mut bench = Bench::new();
+    let mut plan = StepPlan::default();
+    let table = plan.update_table(2, 0, &[BlockId(9)]);
+    plan.push_row(RequestId(3), RowSpec { samples: false, ..row(0, true) }, &[7, 8], &[], table);
+    bench.runner.launch(&plan);
+    assert_eq!(bench.log(), ["pass [7, 8]", "launch []"]);
+    assert!(bench.collect().is_empty());
+    assert_eq!((bench.log(), bench.outcome.rows().len()), (vec!["collect".to_owned()], 1));
+}
+
+#[test]
+fn a_refused_prompt_takes_along_only_what_continues_it() {
+    let mut bench = Bench::new();
     let mut plan = StepPlan::default();
     let table = plan.update_table(1, 0, &[BlockId(7)]);
-    plan.push_row(RequestId(2), row(0, true), &[5, 20], &[], table);
+    plan.push_row(RequestId(2), row(0, true), &[5, 1 << 20], &[], table);
+    bench.runner.launch(&plan);
+    let mut plan = StepPlan::default();
     let table = plan.update_table(0, 0, &[BlockId(3)]);
-    plan.push_row(RequestId(1), row(15, false), &[10], &[], table);
-    plan
+    plan.push_row(RequestId(1), row(4, false), &[10], &[], table);
+    plan.push_deferred_row(RequestId(2), row(2, false), 0, SECOND);
+    bench.runner.launch(&plan);
+    let error = bench.runner.collect(&mut bench.outcome).unwrap_err();
+    assert!(matches!(error, ExecutorError::Step(_)), "{error}");
+    assert_eq!(bench.collect(), [11]);
+    assert_eq!(bench.outcome.rows().len(), 2);
 }
 
 const GIB: usize = 1 << 30;
