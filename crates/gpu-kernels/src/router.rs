@@ -120,12 +120,14 @@ impl<E: GemmElement> Kernels<E> {
         args.i32(config.norm_topk_prob.into()).f32(config.routed_scaling_factor as f32);
         args.view_mut(scratch.logits.view_mut()).view_mut(scratch.arrived.view_mut());
         args.view_mut(out.ids).view_mut(out.weights);
-        let n_warps = THREADS / self.stream.gpu().info().warp_size;
+        let info = self.stream.gpu().info();
         let tiles = rows.n_rows.div_ceil(TILE_ROWS) as u32;
+        // As many blocks as the device holds at once, two for each multiprocessor.
+        let sharing = (2 * info.n_multiprocessors / tiles.max(1)).max(1);
         let launch = Launch {
-            grid: [(n_experts as u32).div_ceil(TILE_EXPERTS), tiles, 1],
+            grid: [(n_experts as u32).div_ceil(TILE_EXPERTS).min(sharing), tiles, 1],
             block: [THREADS, 1, 1],
-            shared: shared_bytes(n_warps, n_experts),
+            shared: shared_bytes(THREADS / info.warp_size, n_experts),
         };
         // SAFETY: all views have the rows; the scratch is all zeros where blocks are counted.
         unsafe { self.launch(&self.router.route, launch, &args) }

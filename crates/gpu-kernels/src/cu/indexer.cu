@@ -166,14 +166,6 @@ extern "C" __global__ void __launch_bounds__(128) index_scores_plain(SCORE_PARAM
     }
 }
 
-// Orders floats as unsigned integers: NaN below everything, and both zeros alike.
-DEVICE unsigned rank_of(float x) {
-    const unsigned bits = __float_as_uint(x);
-    if (x != x) return 0;
-    if (x == 0) return 0x80000000u;
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
 // The sum of the counts of the threads before the caller, and of all of them.
 DEVICE int2 prefix_sum(int x, int* scratch) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;

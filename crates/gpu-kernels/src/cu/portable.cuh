@@ -74,6 +74,14 @@ DEVICE float rounded(float x) {
 #endif
 }
 
+// Orders floats as unsigned integers: NaN below everything, and both zeros alike.
+DEVICE unsigned rank_of(float x) {
+    const unsigned bits = __float_as_uint(x);
+    if (x != x) return 0;
+    if (x == 0) return 0x80000000u;
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
 // ---- eight values at a time: one 16-byte access of bfloat16, two of float32
 
 DEVICE void load8(const float* at, float (&x)[8]) {
@@ -153,6 +161,16 @@ DEVICE float warp_max(float x) {
 #pragma unroll
     for (int mask = WARP / 2; mask > 0; mask /= 2) x = fmaxf(x, shuffle_xor(x, mask));
     return x;
+}
+
+DEVICE unsigned warp_max(unsigned x) {
+#if TANDEM_SM80
+    return __reduce_max_sync(0xffffffffu, x);
+#else
+#pragma unroll
+    for (int mask = WARP / 2; mask > 0; mask /= 2) x = max(x, shuffle_xor(x, mask));
+    return x;
+#endif
 }
 
 // The sum over a block of at most 1024 threads, a multiple of WARP, in one fixed order; `scratch`

@@ -7,6 +7,7 @@ constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / WARP;
 constexpr int ROWS = 8;
 constexpr int EXPERTS = 4;
+constexpr int PER_LANE = 512 / WARP;  // Experts of a row that a lane has, at most.
 
 // How experts are chosen.
 struct Config {
@@ -42,6 +43,41 @@ DEVICE int take_best(float* values, int n, int lane) {
     sync_warp();
     return best.at;
 }
+
+// Offers values in the order of `take_best`, again and again, from registers: of lane `l` those of
+// l, l + WARP and so on.
+struct Candidates {
+    unsigned ranks[PER_LANE];
+    unsigned best;  // Of this lane.
+
+    __device__ __forceinline__ Candidates(const float* values, int n, int lane) : best(0) {
+#pragma unroll
+        for (int j = 0; j < PER_LANE; ++j) {
+            const int i = j * WARP + lane;
+            ranks[j] = i < n ? rank_of(values[i]) : 0;
+            best = max(best, ranks[j]);
+        }
+    }
+
+    // The index of the best one, which is none of the candidates any more.
+    __device__ __forceinline__ int take(int lane) {
+        const unsigned most = warp_max(best);
+        int at = 0;
+#pragma unroll
+        for (int j = PER_LANE - 1; j >= 0; --j)
+            if (ranks[j] == most) at = j;
+        // The lowest index is the greatest of what is left to the last one.
+        const unsigned left = best == most ? PER_LANE * WARP - (at * WARP + lane) : 0;
+        const int taken = PER_LANE * WARP - (int)warp_max(left);
+        best = 0;
+#pragma unroll
+        for (int j = 0; j < PER_LANE; ++j) {
+            if (j * WARP + lane == taken) ranks[j] = 0;
+            best = max(best, ranks[j]);
+        }
+        return taken;
+    }
+};
 
 DEVICE void to_scores(float* scores, const Config& config, int lane) {
     const int n = config.n_experts;
@@ -91,11 +127,12 @@ DEVICE void choose(float* scratch, const float* bias, const Config& config, int*
     }
     sync_warp();
     if (config.topk_group < config.n_group) drop_groups(biased, groups, config, lane);
+    Candidates candidates(biased, n, lane);
     // The addend keeps the quotient finite when all chosen scores are zero.
     float total = 0.0f, weight = 0.0f;
     int id = 0;
     for (int k = 0; k < config.top_k; ++k) {
-        const int best = take_best(biased, n, lane);
+        const int best = candidates.take(lane);
         total += scores[best];
         if (lane == k) id = best, weight = scores[best];
     }
@@ -120,12 +157,13 @@ DEVICE float warp_sums(float (&values)[32], int lane) {
     if constexpr (N > 1) return warp_sums<N / 2>(values, lane);
 }
 
-// The logits of a tile of rows with the experts of this block. Threads share the terms of a sum;
-// rows and experts that do not exist repeat the last one, so that no load waits for a condition.
-DEVICE void tile_logits(const elem_t* x, int hidden, const float* gate, int n_experts, int n_rows,
-                        float* logits) {
+// The logits of a tile of rows with `EXPERTS` experts from `first` on. Threads share the terms of a
+// sum; rows and experts that do not exist repeat the last one, so that no load waits for a
+// condition.
+DEVICE void tile_logits(const elem_t* x, int hidden, const float* gate, int first, int n_experts,
+                        int n_rows, float* logits) {
     __shared__ float parts[WARPS][ROWS * EXPERTS];
-    const int lane = threadIdx.x % WARP, first = blockIdx.x * EXPERTS;
+    const int lane = threadIdx.x % WARP;
     static_assert(ROWS * EXPERTS == 32, "a sum for each lane");
     float sums[32] = {};
 #pragma unroll 1
@@ -161,7 +199,8 @@ DEVICE void tile_logits(const elem_t* x, int hidden, const float* gate, int n_ex
 
 }  // namespace router
 
-// Grid: tiles of experts, tiles of rows. `arrived` has a zero for each tile of rows, and zeros it
+// Grid: blocks that share the experts, tiles of rows. Where one block has several tiles of experts,
+// it reads its rows from the nearest cache again. `arrived` has a zero for each tile of rows, and zeros it
 // again. Dynamic shared memory: three values for each warp and expert.
 extern "C" __global__ void __launch_bounds__(router::THREADS, 2)
 route(const int* row_seq, int n_rows, const elem_t* x, int hidden, const float* gate,
@@ -174,7 +213,10 @@ route(const int* row_seq, int n_rows, const elem_t* x, int hidden, const float* 
     const int start = blockIdx.y * ROWS;
     const int n_tile = min(ROWS, n_rows - start);
     logits += (u64)start * n_experts;
-    tile_logits(x + (u64)start * hidden, hidden, gate, n_experts, n_tile, logits);
+    for (int first = blockIdx.x * EXPERTS; first < n_experts; first += gridDim.x * EXPERTS) {
+        tile_logits(x + (u64)start * hidden, hidden, gate, first, n_experts, n_tile, logits);
+        __syncthreads();
+    }
     // Every logit of this block is written before the block counts as arrived.
     __threadfence();
     __syncthreads();
@@ -194,6 +236,7 @@ route(const int* row_seq, int n_rows, const elem_t* x, int hidden, const float* 
         if (row_seq[at] < 0) continue;
         // Volatile: written by other blocks of this launch.
         const volatile float* from = logits + row * n_experts;
+#pragma unroll 4
         for (int i = threadIdx.x % WARP; i < n_experts; i += WARP) own[i] = from[i];
         sync_warp();
         choose(own, bias, config, ids + at * top_k, weights + at * top_k);
