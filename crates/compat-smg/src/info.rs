@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use checkpoint_files::read_bounded;
 use grpc_api::control::v1 as own;
 use serde_json::{Map, Value, json};
 
 use crate::engine::{GetLoadsResponse, GetModelInfoResponse, GetServerInfoResponse, SchedulerLoad};
+use crate::tokenizer::MAX_FILE_BYTES;
 
 /// Sampling parameters that a `generation_config.json` may choose for requests.
 const SAMPLING_DEFAULTS: &[&str] =
@@ -60,7 +62,7 @@ fn sampling_defaults(generation: &Map<String, Value>) -> String {
 
 /// A JSON object of the checkpoint; empty if there is none, which the model could do without.
 fn read_json(checkpoint: Option<&Path>, name: &str) -> Map<String, Value> {
-    let text = checkpoint.and_then(|folder| std::fs::read(folder.join(name)).ok());
+    let text = checkpoint.and_then(|folder| read_bounded(&folder.join(name), MAX_FILE_BYTES).ok());
     text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }
 

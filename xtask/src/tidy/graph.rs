@@ -46,7 +46,7 @@ const CRATES: &[Crate] = &[
     ),
     known("admin-http", 5, "control", &["engine-types", "grpc-api", "serving"]),
     known("grpc-server", 5, "control", &["grpc-api", "serving"]),
-    known("compat-smg", 5, "control", &["grpc-api", "serving"]),
+    known("compat-smg", 5, "control", &["checkpoint-files", "grpc-api", "serving"]),
     known("compat-vllm", 5, "control", &["grpc-api", "serving"]),
     known("soak", 5, "control", &["grpc-api"]),
     known("bench", 5, "control", &["grpc-api", "serving"]),
