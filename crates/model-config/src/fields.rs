@@ -42,6 +42,15 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// Puts what `rewritten` makes of a field, if anything, in its place.
+    pub(crate) fn rewrite(&mut self, field: &str, rewritten: impl Fn(&Value) -> Option<Value>) {
+        if let Some(value) = self.object.get_mut(field)
+            && let Some(new) = rewritten(value)
+        {
+            *value = new;
+        }
+    }
+
     /// An object inside this one.
     pub(crate) fn object(&mut self, field: &str) -> Result<Option<Self>, ConfigError> {
         let object: Option<Map<String, Value>> = self.take(field)?;

@@ -87,6 +87,15 @@ fn block(fields: &mut Fields<'_>, field: &str) -> Result<Option<[usize; 2]>, Con
     }
 }
 
+/// Old versions of the tool write it as `128x128`.
+fn block_structure(weights: &mut Fields<'_>) -> Result<Option<[usize; 2]>, ConfigError> {
+    weights.rewrite("block_structure", |value| {
+        let sizes = value.as_str()?.split('x').map(|size| size.parse().ok());
+        sizes.collect::<Option<Vec<u64>>>().map(Value::from)
+    });
+    block(weights, "block_structure")
+}
+
 fn compressed_tensors(fields: &mut Fields<'_>) -> Result<Rules, ConfigError> {
     let raw = fields.raw;
     let transforms: Option<Map<String, Value>> = fields.take("transform_config")?;
@@ -140,7 +149,7 @@ fn compressed_weights(mut weights: Fields<'_>, packing: &str) -> Result<WeightFo
         ("float", 8, "tensor") => Ok(WeightFormat::Fp8Tensor),
         ("float", 8, "channel") => Ok(WeightFormat::Fp8Channel),
         ("float", 8, "block") => {
-            let block = block(&mut weights, "block_structure")?;
+            let block = block_structure(&mut weights)?;
             let block = block.ok_or_else(|| raw.missing(&weights.name("block_structure")))?;
             Ok(WeightFormat::Fp8Block(block))
         }

@@ -111,12 +111,15 @@ fn compressed_tensors_declares_by_group() {
     };
     let mut group = float(8, "group");
     group["group_size"] = json!(32);
+    let mut old = float(8, "block");
+    old["block_structure"] = json!("64x32");
     let mut fp4 = group.clone();
     fp4["num_bits"] = json!(4);
     for (weights, packing, expected) in [
         (float(8, "tensor"), "float-quantized", Fp8Tensor),
         (float(8, "channel"), "float-quantized", Fp8Channel),
         (float(8, "block"), "float-quantized", Fp8Block([64, 32])),
+        (old, "float-quantized", Fp8Block([64, 32])),
         (group, "mxfp8-quantized", Mxfp8),
         (fp4.clone(), "mxfp4-pack-quantized", Mxfp4),
     ] {
