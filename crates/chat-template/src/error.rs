@@ -15,7 +15,7 @@ pub enum ChatTemplateError {
         /// What the operating system said.
         source: std::io::Error,
     },
-    /// `tokenizer_config.json` is no JSON object.
+    /// `tokenizer_config.json` or `special_tokens_map.json` is no JSON object.
     Json {
         /// Which file.
         file: PathBuf,

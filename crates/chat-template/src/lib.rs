@@ -1,8 +1,8 @@
 //! Chat templates: the messages of a conversation to the text of a prompt, as the checkpoint asks.
 //!
-//! **Owns** the reading of a checkpoint's `chat_template.jinja` and `tokenizer_config.json`, and
-//! the rendering of conversations as transformers' `apply_chat_template` does it. **Must not know**
-//! tokens, requests or protocols.
+//! **Owns** the reading of a checkpoint's `chat_template.jinja` and `tokenizer_config.json`, of old
+//! checkpoints' `special_tokens_map.json`, and the rendering of conversations as transformers'
+//! `apply_chat_template` does it. **Must not know** tokens, requests or protocols.
 //!
 //! Invariants:
 //! * A text that a template renders here is the text that transformers renders; `testdata` holds

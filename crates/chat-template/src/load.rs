@@ -14,6 +14,8 @@ const MAX_FILE_BYTES: u64 = 1 << 26;
 
 /// Where a checkpoint has its special tokens.
 const CONFIG: &str = "tokenizer_config.json";
+/// Where old checkpoints have them.
+const OLD_TOKENS: &str = "special_tokens_map.json";
 
 impl ChatTemplate {
     /// The template of a checkpoint folder: its `chat_template.jinja`, else what
@@ -26,7 +28,7 @@ impl ChatTemplate {
     pub fn load(folder: &Path) -> Result<Option<Self>, ChatTemplateError> {
         let config_file = folder.join(CONFIG);
         let config = read_config(&config_file)?;
-        let special_tokens = special_tokens(&config);
+        let special_tokens = special_tokens(folder, &config)?;
         let file = folder.join("chat_template.jinja");
         if let Some(source) = read(&file)? {
             return Self::new(&file.to_string_lossy(), &source, special_tokens).map(Some);
@@ -70,11 +72,11 @@ impl ChatTemplate {
         };
         let source = read(file)?.ok_or_else(absent)?;
         let config = read_config(&folder.join(CONFIG))?;
-        Self::new(&file.to_string_lossy(), &source, special_tokens(&config))
+        Self::new(&file.to_string_lossy(), &source, special_tokens(folder, &config)?)
     }
 }
 
-/// The fields of a `tokenizer_config.json`; none if there is no such file.
+/// The fields of a JSON object; none if there is no such file.
 fn read_config(file: &Path) -> Result<Map<String, Json>, ChatTemplateError> {
     let Some(text) = read(file)? else { return Ok(Map::new()) };
     serde_json::from_str(&text)
@@ -93,13 +95,20 @@ fn read(file: &Path) -> Result<Option<String>, ChatTemplateError> {
     }
 }
 
-/// Every `..._token` that is a text, or an object with the text as its `content`.
-fn special_tokens(config: &Map<String, Json>) -> BTreeMap<String, String> {
-    let tokens = config.iter().filter(|(name, _)| name.ends_with("_token"));
-    tokens
-        .filter_map(|(name, token)| {
-            let text = token.as_str().or_else(|| token["content"].as_str())?;
-            Some((name.clone(), text.to_owned()))
-        })
-        .collect()
+/// Every `..._token` that is a text, or an object with the text as its `content`. As transformers
+/// has it, those of the old file come first where the new one does not list its added tokens.
+fn special_tokens(
+    folder: &Path,
+    config: &Map<String, Json>,
+) -> Result<BTreeMap<String, String>, ChatTemplateError> {
+    let old = match config.contains_key("added_tokens_decoder") {
+        true => Map::new(),
+        false => read_config(&folder.join(OLD_TOKENS))?,
+    };
+    let tokens = config.iter().chain(&old).filter(|(name, _)| name.ends_with("_token"));
+    let tokens = tokens.filter_map(|(name, token)| {
+        let text = token.as_str().or_else(|| token["content"].as_str())?;
+        Some((name.clone(), text.to_owned()))
+    });
+    Ok(tokens.collect())
 }

@@ -232,6 +232,24 @@ fn the_file_of_a_checkpoint_wins_over_its_configuration() {
     assert!(missing.unwrap_err().to_string().contains("no.jinja"));
 }
 
+/// What transformers 5.17 renders of such folders.
+#[test]
+fn old_checkpoints_have_their_special_tokens_in_a_file_of_their_own() {
+    for (config, expected) in [
+        ("{}", "[<s>|</s>]"),
+        (r#"{"bos_token": "<new>"}"#, "[<s>|</s>]"),
+        (r#"{"bos_token": "<new>", "added_tokens_decoder": {}}"#, "[<new>|]"),
+    ] {
+        let checkpoint = Checkpoint::new(config);
+        checkpoint.write("chat_template.jinja", "[{{ bos_token }}|{{ eos_token }}]");
+        let old = r#"{"bos_token": {"content": "<s>", "lstrip": false}, "eos_token": "</s>"}"#;
+        checkpoint.write("special_tokens_map.json", old);
+        assert_eq!(checkpoint.render(&RenderOptions::default()), expected);
+        checkpoint.write("special_tokens_map.json", "[");
+        assert_eq!(checkpoint.load().is_err(), !config.contains("decoder"));
+    }
+}
+
 #[test]
 fn a_list_has_one_template_for_tools() {
     let checkpoint = Checkpoint::new(
