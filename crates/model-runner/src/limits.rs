@@ -16,7 +16,7 @@ pub struct RunnerOptions {
     /// KV blocks in the pool; `None` takes what `max_num_seqs` requests of full length need, or
     /// what `kv_cache_bytes` hold if that is less.
     pub num_blocks: Option<u32>,
-    /// Upper bound of the pool in bytes where `num_blocks` is not given; not used on a GPU.
+    /// Upper bound of the pool in bytes where `num_blocks` is not given.
     pub kv_cache_bytes: u64,
     /// Largest number of requests in a step.
     pub max_num_seqs: u32,

@@ -64,11 +64,16 @@ pub(crate) fn start_engine(args: &EngineSettings, drafting: DraftingArg) -> Resu
     limit_threads(args.threads)?;
     let model = open_model(&args.model, args.dtype)?;
     let drafting = args.drafting.unwrap_or(drafting);
-    let scheduler = scheduler_config(args, drafting, &model.config);
-    let options = runner_options(args)?;
-    if args.max_num_batched_tokens <= args.num_speculative_tokens {
+    let gpu = open_gpu(&args.device)?;
+    let options = runner_options(args, gpu.is_some())?;
+    let max_num_batched_tokens = options.max_num_batched_tokens;
+    let scheduler = SchedulerConfig {
+        max_num_batched_tokens,
+        ..scheduler_config(args, drafting, &model.config)
+    };
+    if max_num_batched_tokens <= args.num_speculative_tokens {
         tracing::warn!(
-            max_num_batched_tokens = args.max_num_batched_tokens,
+            max_num_batched_tokens,
             num_speculative_tokens = args.num_speculative_tokens,
             "no step has room for a token and all its drafts: most drafts will not be verified"
         );
@@ -76,7 +81,6 @@ pub(crate) fn start_engine(args: &EngineSettings, drafting: DraftingArg) -> Resu
     let (dir, dtype, format) = (model.dir.clone(), model.dtype, args.load_format);
     tracing::info!(model = %dir.display(), ?dtype, load_format = ?format, "loading");
     let (share_sender, index_share) = mpsc::sync_channel(1);
-    let gpu = open_gpu(&args.device)?;
     let device = gpu.as_ref().map_or_else(
         || "cpu".to_owned(),
         |gpu| format!("{} ({})", gpu.info().name, gpu.info().arch),
@@ -114,7 +118,6 @@ fn scheduler_config(
     };
     SchedulerConfig {
         max_num_seqs: args.max_num_seqs,
-        max_num_batched_tokens: args.max_num_batched_tokens,
         max_queued_requests: args.max_queued_requests,
         policy,
         long_prefill_token_threshold: args.long_prefill_token_threshold,
@@ -130,16 +133,19 @@ fn scheduler_config(
         },
         eos_token_ids: model.eos_token_ids.clone(),
         enable_prefix_caching: !args.no_prefix_caching,
+        ..SchedulerConfig::default()
     }
 }
 
-fn runner_options(args: &EngineSettings) -> Result<RunnerOptions> {
+fn runner_options(args: &EngineSettings, is_gpu: bool) -> Result<RunnerOptions> {
+    // What the memory of a GPU bounds anyway.
+    let (pool_mib, batched_tokens) = if is_gpu { (u64::MAX, 8192) } else { (256, 2048) };
     Ok(RunnerOptions {
         block_size: args.block_size,
         num_blocks: args.num_blocks,
-        kv_cache_bytes: args.kv_cache_memory.saturating_mul(1 << 20),
+        kv_cache_bytes: args.kv_cache_memory.unwrap_or(pool_mib).saturating_mul(1 << 20),
         max_num_seqs: args.max_num_seqs,
-        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_num_batched_tokens: args.max_num_batched_tokens.unwrap_or(batched_tokens),
         max_model_len: args.max_model_len,
         num_speculative_tokens: args.num_speculative_tokens,
         index_share: match args.index_share {

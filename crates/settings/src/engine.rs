@@ -54,16 +54,17 @@ pub struct EngineSettings {
     /// --kv-cache-memory hold, whichever is less]
     #[arg(long)]
     pub num_blocks: Option<u32>,
-    /// Upper bound of the KV pool in MiB where --num-blocks is not given; on a GPU
-    /// --gpu-memory-utilization is the bound
-    #[arg(long, default_value_t = 256)]
-    pub kv_cache_memory: u64,
+    /// Upper bound of the KV pool in MiB where --num-blocks is not given [default: 256; on a GPU
+    /// what --gpu-memory-utilization leaves]
+    #[arg(long)]
+    pub kv_cache_memory: Option<u64>,
     /// Largest number of requests in one step
     #[arg(long, default_value_t = 64, value_parser = value_parser!(u32).range(1..=1 << 16))]
     pub max_num_seqs: u32,
-    /// Largest number of tokens in one step; longer prompts are prefilled in chunks
-    #[arg(long, default_value_t = 2048)]
-    pub max_num_batched_tokens: u32,
+    /// Largest number of tokens in one step; longer prompts are prefilled in chunks [default: 2048;
+    /// on a GPU 8192]
+    #[arg(long)]
+    pub max_num_batched_tokens: Option<u32>,
     /// Largest length of a request, prompt and output together [default: the model's]
     #[arg(long)]
     pub max_model_len: Option<u32>,

@@ -60,7 +60,8 @@ pub struct MemoryPlan {
 
 impl GpuPlan {
     /// Plans a model whose `tensors` are loaded for a device with this memory. The KV pool takes
-    /// what everything else leaves of [`RunnerOptions::gpu_memory_utilization`].
+    /// what everything else leaves of [`RunnerOptions::gpu_memory_utilization`], and no more than
+    /// [`RunnerOptions::kv_cache_bytes`].
     ///
     /// # Errors
     ///
@@ -109,7 +110,7 @@ impl GpuPlan {
             block,
         };
         let left = memory.left().ok_or(RunnerError::GpuMemory(Box::new(memory)))?;
-        let limits = with_pool(left + block)?;
+        let limits = with_pool(options.kv_cache_bytes.min(left + block))?;
         memory.num_blocks = limits.num_blocks.into();
         Ok(Self { limits, memory, dtype, num_mtp_layers, sizes })
     }
@@ -217,8 +218,14 @@ fn pass_limits(limits: &ExecutorLimits) -> PassLimits {
     }
 }
 
-/// The numbers of slots that steps are captured for: powers of two, and the most.
+/// The numbers of slots that steps are captured for: multiples of 8, farther apart from 64 on, so
+/// that at most a quarter of the slots are empty; 1, 2 and 4; and the most.
 fn sizes(most: usize) -> Vec<usize> {
-    let powers = (0..).map(|power| 1 << power).take_while(|&size| size < most);
-    powers.chain([most]).collect()
+    let next = |&size: &usize| match size {
+        0..8 => Some(2 * size),
+        // A quarter of the power of two that `size` has reached.
+        _ => Some(size + (1 << size.ilog2() >> 2).max(8)),
+    };
+    let sizes = std::iter::successors(Some(1), next);
+    sizes.take_while(|&size| size < most).chain([most]).collect()
 }

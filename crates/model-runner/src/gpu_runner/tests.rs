@@ -308,6 +308,11 @@ fn a_refused_prompt_takes_along_only_what_continues_it() {
 
 const GIB: usize = 1 << 30;
 
+/// Without a bound of the pool.
+fn options() -> RunnerOptions {
+    RunnerOptions { kv_cache_bytes: u64::MAX, ..RunnerOptions::default() }
+}
+
 fn plan(free: usize, options: &RunnerOptions) -> Result<GpuPlan, RunnerError> {
     plan_of(&config(), free, options)
 }
@@ -341,14 +346,14 @@ fn the_pool_takes_what_everything_else_leaves() {
         num_speculative_tokens: 3,
         max_num_seqs: 4096,
         gpu_memory_utilization: 0.5,
-        ..RunnerOptions::default()
+        ..options()
     };
     let plan = plan(9 * GIB, &options).unwrap();
     let memory = plan.memory;
     assert_eq!(memory.spared, 5 << 30);
     let values: usize = config().target_tensors().iter().map(|spec| spec.n_values()).sum();
     assert!(memory.weights > 2 * values as u64, "two bytes a value, and an MTP layer");
-    assert_eq!((memory.num_graphs, memory.graphs), (13, 13 * (16 << 20)));
+    assert_eq!((memory.num_graphs, memory.graphs), (35, 35 * (16 << 20)));
     assert_eq!(u64::from(plan.limits.num_blocks), memory.num_blocks);
     let items = memory.items().map(|(_, bytes)| bytes);
     assert_eq!(items.iter().sum::<u64>(), memory.taken());
@@ -358,7 +363,7 @@ fn the_pool_takes_what_everything_else_leaves() {
 
 #[test]
 fn a_few_requests_leave_the_rest_free() {
-    let options = RunnerOptions { gpu_graphs: false, ..RunnerOptions::default() };
+    let options = RunnerOptions { gpu_graphs: false, ..options() };
     let plan = plan(9 * GIB, &options).unwrap();
     let per_seq = config().max_position_embeddings.div_ceil(16) as u64;
     assert_eq!(plan.memory.num_blocks, 64 * per_seq);
@@ -367,6 +372,27 @@ fn a_few_requests_leave_the_rest_free() {
     assert_eq!(table.lines().count(), 9, "{table}");
     let last: Vec<&str> = table.lines().last().unwrap().split_whitespace().collect();
     assert_eq!(last, ["spared", "1024.0", "MiB"]);
+}
+
+#[test]
+fn a_bound_of_the_pool_holds_on_a_gpu() {
+    let block = plan(9 * GIB, &options()).unwrap().memory.block;
+    let bounded = |kv_cache_bytes| RunnerOptions { kv_cache_bytes, ..options() };
+    let plan_of = |kv_cache_bytes| plan(9 * GIB, &bounded(kv_cache_bytes));
+    assert_eq!(plan_of(5 * block + 1).unwrap().memory.num_blocks, 5);
+    let given = RunnerOptions { num_blocks: Some(7), ..bounded(block) };
+    assert_eq!(plan(9 * GIB, &given).unwrap().memory.num_blocks, 7);
+    let error = plan_of(block - 1).unwrap_err().to_string();
+    assert!(error.contains(&format!("one KV block needs {block} bytes")), "{error}");
+}
+
+#[test]
+fn steps_are_captured_for_sizes_that_leave_few_slots_empty() {
+    let options = RunnerOptions { max_num_seqs: 150, ..options() };
+    let expected = [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 150];
+    assert_eq!(plan(9 * GIB, &options).unwrap().sizes, expected);
+    let one = RunnerOptions { max_num_seqs: 1, ..options };
+    assert_eq!(plan(9 * GIB, &one).unwrap().sizes, [1]);
 }
 
 #[test]
@@ -388,7 +414,8 @@ fn what_does_not_fit_is_refused_with_the_sum() {
     {
         let error = plan(9 * GIB, &options).unwrap_err().to_string();
         assert!(error.contains(&format!("the GPU has room for {room}: ")), "{error}");
-        let parts = ["weights (", " + workspace (", " + libraries (256.0 MiB) + 7 graphs ", blocks];
+        let parts =
+            ["weights (", " + workspace (", " + libraries (256.0 MiB) + 11 graphs ", blocks];
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         assert!(error.contains("; raise gpu_memory_utilization, or lower max_num_seqs"), "{error}");
     }
