@@ -19,7 +19,7 @@ use layers::{DSV3_LITE, Device, GLM52_LITE, Sizes, noise};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-const ROW_COUNTS: [usize; 6] = [1, 4, 16, 64, 256, 2048];
+const ROW_COUNTS: [usize; 7] = [1, 4, 16, 64, 256, 2048, 8192];
 /// Launches in a graph.
 const N_LAUNCHES: usize = 32;
 const N_REPLAYS: usize = 15;

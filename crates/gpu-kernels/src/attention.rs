@@ -338,7 +338,7 @@ impl Tiles {
         let mut few = None;
         let forms = if !has_matrix_unit::<E>(gpu) {
             return Ok(None);
-        } else if gpu.info().arch == "sm_90" && kv_lora_rank == 512 && rope_dim.is_multiple_of(64) {
+        } else if has_hopper_unit::<E>(gpu) && kv_lora_rank == 512 && rope_dim.is_multiple_of(64) {
             // Queries and two tiles of 64 keys.
             let shared = as_u32(3 * 64 * 2 * (kv_lora_rank + rope_dim));
             let form64 = form(64, "mla_hopper_rows64", 256, shared)?;
@@ -380,6 +380,11 @@ pub(crate) fn has_matrix_unit<E: GemmElement>(gpu: &Gpu) -> bool {
     let capability = info.arch.strip_prefix("sm_").and_then(|text| text.parse::<u32>().ok());
     let is_new = capability.is_some_and(|capability| capability >= 80);
     E::DTYPE == DType::Bf16 && info.api == Api::Cuda && is_new
+}
+
+/// Whether the kernels for Hopper's matrix unit are there.
+pub(crate) fn has_hopper_unit<E: GemmElement>(gpu: &Gpu) -> bool {
+    has_matrix_unit::<E>(gpu) && gpu.info().arch == "sm_90"
 }
 
 pub(crate) fn as_i32(value: usize) -> i32 {

@@ -135,7 +135,7 @@ impl<E: GemmElement> Kernels<E> {
             elementwise: elementwise::Table::load(module)?,
             router,
             moe: moe::Table::load(module)?,
-            tiles: moe::Tile::load_all(gpu, module)?,
+            tiles: moe::Tile::load_all::<E>(gpu, module)?,
             _element: PhantomData,
         })
     }

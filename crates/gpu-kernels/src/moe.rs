@@ -4,6 +4,7 @@ use gpu_runtime::{
     Args, Buffer, GemmElement, Gpu, GpuError, Kernel, Launch, Module, Ptr, View, ViewMut,
 };
 
+use crate::attention::has_hopper_unit;
 use crate::check::{PassRows, has, has_rows, int, invalid, row_grid, width};
 use crate::router::MAX_EXPERTS;
 use crate::{Kernels, Norm};
@@ -22,35 +23,66 @@ pub(crate) struct Tile {
     threads: u32,
     /// Bytes of dynamic shared memory.
     shared: u32,
+    /// Blocks that go through all tiles; `None` for a block for each.
+    n_blocks: Option<usize>,
 }
 
 impl Tile {
-    /// The tiles that a block of this device has the shared memory for, lowest first.
-    pub(crate) fn load_all(gpu: &Gpu, module: &Module) -> Result<Vec<Self>, GpuError> {
+    /// The tiles for this device, lowest first.
+    pub(crate) fn load_all<E: GemmElement>(
+        gpu: &Gpu,
+        module: &Module,
+    ) -> Result<Vec<Self>, GpuError> {
+        if has_hopper_unit::<E>(gpu) {
+            // Height and stages, as in `moe_hopper.cu`.
+            let shapes = [(16, 5), (32, 5), (64, 4)];
+            let shape = |(height, n_stages)| {
+                let shared = n_stages * (height + 128) as u32 * 128;
+                Self::load(module, &format!("hopper_{height}"), (height, 128, 128, shared))
+            };
+            // As in `moe_wide.cu`.
+            let wide = Self {
+                n_blocks: Some(gpu.info().n_multiprocessors as usize),
+                ..Self::load(module, "wide", (160, 256, 256, 4 * (256 + 160) * 128))?
+            };
+            return shapes.into_iter().map(shape).chain([Ok(wide)]).collect();
+        }
         // Height, weight rows, threads, pieces of 16 bytes a step, stages: as in `moe_gemm.cu`.
         let shapes = [(16, 32, 64, 16, 4), (64, 128, 128, 8, 3), (128, 128, 256, 8, 3)];
         let mut tiles = Vec::new();
         for (height, n_out, threads, n_pieces, n_stages) in shapes {
             let shared = n_stages * (height + n_out) as u32 * (n_pieces + 1) * 16;
-            if shared > gpu.info().max_shared_per_block && !tiles.is_empty() {
-                continue;
+            // Those that a block of this device has the shared memory for.
+            if shared <= gpu.info().max_shared_per_block || tiles.is_empty() {
+                let shape = (height, n_out, threads, shared);
+                tiles.push(Self::load(module, &height.to_string(), shape)?);
             }
-            let kernel = |name: &str| {
-                let kernel = module.kernel(&format!("moe_{name}_{height}"))?;
-                kernel.allow_shared(shared).map(|()| kernel)
-            };
-            let (gate_up, down) = (kernel("gate_up")?, kernel("down")?);
-            tiles.push(Self { gate_up, down, height, n_out, threads, shared });
         }
         Ok(tiles)
     }
 
-    /// Blocks for all tiles that `n_pairs` can make, by slices of `n` outputs.
+    fn load(
+        module: &Module,
+        name: &str,
+        (height, n_out, threads, shared): (usize, usize, u32, u32),
+    ) -> Result<Self, GpuError> {
+        let kernel = |product: &str| {
+            let kernel = module.kernel(&format!("moe_{product}_{name}"))?;
+            kernel.allow_shared(shared).map(|()| kernel)
+        };
+        let (gate_up, down) = (kernel("gate_up")?, kernel("down")?);
+        Ok(Self { gate_up, down, height, n_out, threads, shared, n_blocks: None })
+    }
+
+    /// Blocks for all tiles that `n_pairs` can make, by slices of their outputs.
     fn launch(&self, n_pairs: usize, n_experts: usize, n_slices: usize) -> Launch {
         // Each expert with a row may leave a tile all but one row empty.
         let n_active = n_pairs.min(n_experts);
         let n_tiles = (n_pairs + n_active * (self.height - 1)) / self.height;
-        let grid = [n_tiles as u32, n_slices as u32, 1];
+        let grid = match self.n_blocks {
+            Some(n_blocks) => [n_blocks.min(n_tiles * n_slices) as u32, 1, 1],
+            None => [n_tiles as u32, n_slices as u32, 1],
+        };
         Launch { grid, block: [self.threads, 1, 1], shared: self.shared }
     }
 }
@@ -211,8 +243,9 @@ impl<E: GemmElement> Kernels<E> {
         args.view_mut(scratch.place_of.view_mut()).view_mut(scratch.tiles.view_mut());
         args.view_mut(scratch.n_tiles.view_mut());
         let n_blocks = if n_pairs == 0 { 0 } else { n_experts as u32 };
+        let n_threads = if n_pairs > 4096 { 1024 } else { 256 };
         // SAFETY: the kernel checks ids; the scratch has a place for each pair.
-        unsafe { self.launch(&self.moe.moe_group, Launch::linear(n_blocks, 256), &args) }?;
+        unsafe { self.launch(&self.moe.moe_group, Launch::linear(n_blocks, n_threads), &args) }?;
 
         let mut args = Args::new();
         args.view(scratch.tiles.view()).view(scratch.n_tiles.view());
@@ -230,11 +263,15 @@ impl<E: GemmElement> Kernels<E> {
         unsafe { self.launch(&tile.down, launch, &args) }
     }
 
-    /// The tile whose height an expert's rows fill best, on average.
+    /// The lowest tile that holds the rows of nearly every expert: twice their deviation more
+    /// than they are on average, if rows fall on experts as they like. A row that a tile lacks
+    /// costs arithmetic alone, of which there is enough where weights are read for few rows; a
+    /// second tile reads them again.
     fn tile(&self, n_pairs: usize, n_experts: usize) -> &Tile {
-        let per_expert = n_pairs / n_experts;
-        let wanted = self.tiles.iter().rev().find(|tile| per_expert * 4 >= tile.height * 3);
-        wanted.unwrap_or(&self.tiles[0])
+        let mean = n_pairs as f64 / n_experts as f64;
+        let wanted = mean + 2.0 * mean.sqrt();
+        let tile = self.tiles.iter().find(|tile| tile.height as f64 >= wanted);
+        tile.unwrap_or_else(|| self.tiles.last().expect("there is a tile"))
     }
 
     /// `out[r] = sum_k weights[r, k] * expert[ids[r, k]](x[r]) + shared[r]`, in ascending `k`,

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use gpu_runtime::{Args, GemmElement, Gpu, GpuError, Kernel, Launch, Stream, View, ViewMut};
 
-use crate::attention::{PagedRows, as_i32, as_u32, has_matrix_unit};
+use crate::attention::{PagedRows, as_i32, as_u32, has_hopper_unit};
 use crate::unit;
 
 /// Rows of a tile, and keys of one.
@@ -86,8 +86,7 @@ impl<E: GemmElement> PromptAttention<E> {
         let PromptSizes { nope_dim, rope_dim, v_dim, .. } = sizes;
         // Queries, and two stages of keys and values.
         let shared = as_u32(2 * TILE * (nope_dim + rope_dim + 2 * (nope_dim + rope_dim + v_dim)));
-        let has_kernel = has_matrix_unit::<E>(gpu)
-            && gpu.info().arch == "sm_90"
+        let has_kernel = has_hopper_unit::<E>(gpu)
             && sizes.is_supported()
             && shared + 2048 <= gpu.info().max_shared_per_block;
         if !has_kernel {
