@@ -1,4 +1,4 @@
-//! The step executor of a GPU: what is greedy runs on the device alone, the rest through [`Runner`].
+//! The step executor of a GPU: the device alone runs what is greedy, and [`Runner`] the rest.
 
 use std::collections::{BTreeSet, VecDeque};
 

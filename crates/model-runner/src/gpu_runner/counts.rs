@@ -79,4 +79,19 @@ mod tests {
         assert_eq!(of_drafts(true)[..3], [11, 0, 0]);
         assert_eq!(of_drafts(false)[..3], [11, 12, 0]);
     }
+
+    /// A prompt of 5 tokens behind 8 others: its slot is at position 12.
+    #[test]
+    fn of_a_prompt_the_last_row_counts() {
+        let facts = Facts { max_slots: 4, topk: 10, n_indexers: 2, drafts_have_indexer: true };
+        let mut plan = StepPlan::default();
+        let table = plan.update_table(0, 0, &[BlockId(0)]);
+        let spec = RowSpec { n_computed: 8, samples: true, ..RowSpec::default() };
+        plan.push_row(RequestId(1), spec, &[5, 6, 7, 8, 9], &[], table);
+        let mut counts = Counts::new(facts, true);
+        counts.add(&plan.rows()[0], 0, 1, 1);
+        let IndexerCounts { n_launches, n_rows, n_scored_keys } = counts.target;
+        assert_eq!((n_launches, n_rows, n_scored_keys), (2, 2, 2 * 13));
+        assert_eq!(counts.drafts[0].n_scored_keys, 13);
+    }
 }
