@@ -145,6 +145,7 @@ pub struct MlaBatch<'a, E> {
 pub struct Mla<E> {
     sizes: MlaSizes,
     splits: Splits,
+    n_multiprocessors: usize,
     plain: Kernel,
     tiles: Option<Tiles>,
     _element: PhantomData<E>,
@@ -166,6 +167,8 @@ struct Form {
     kernel: Kernel,
     n_threads: u32,
     shared: u32,
+    /// Whether a block goes on to other parts of its rows, so that fewer than all can be launched.
+    takes_parts: bool,
 }
 
 impl<E: GemmElement> Mla<E> {
@@ -188,7 +191,8 @@ impl<E: GemmElement> Mla<E> {
         let module = unit::ATTENTION.build::<E>(gpu, &widths)?;
         let tiles = Tiles::new::<E>(gpu, &module, sizes)?;
         let plain = module.kernel("mla_plain")?;
-        Ok(Self { sizes, splits, plain, tiles, _element: PhantomData })
+        let n_multiprocessors = gpu.info().n_multiprocessors as usize;
+        Ok(Self { sizes, splits, n_multiprocessors, plain, tiles, _element: PhantomData })
     }
 
     /// The sizes of the layer.
@@ -224,7 +228,7 @@ impl<E: GemmElement> Mla<E> {
         let MlaBatch { rows, selection, .. } = *batch;
         let (n_rows, n_heads) = (rows.n_rows(), self.sizes.n_heads);
         let Some(tiles) = &self.tiles else {
-            let args = self.args(batch, topk, scratch, out.reborrow());
+            let args = self.args(batch, (topk, 1), scratch, out.reborrow());
             let launch = Launch::linear(as_u32(n_rows * n_heads), 128);
             // SAFETY: `check` saw the lengths of all arrays; what they hold is checked there.
             return unsafe { stream.launch(&self.plain, launch, &args) };
@@ -241,9 +245,14 @@ impl<E: GemmElement> Mla<E> {
             0 => 1,
             len => self.splits.n_parts(if selection.is_some() { topk } else { len }),
         };
-        let mut args = self.args(batch, topk, scratch, out.reborrow());
+        let args = self.args(batch, (topk, n_parts), scratch, out.reborrow());
+        // Blocks without work cost time, too: a grid is made for the longest sequence that can be.
+        let grid_parts = match form.takes_parts {
+            true => n_parts.min((2 * self.n_multiprocessors).div_ceil(n_tiles)),
+            false => n_parts,
+        };
         let launch = Launch {
-            grid: [as_u32(n_tiles), as_u32(n_parts), 1],
+            grid: [as_u32(n_tiles), as_u32(grid_parts), 1],
             block: [form.n_threads, 1, 1],
             shared: form.shared,
         };
@@ -252,7 +261,6 @@ impl<E: GemmElement> Mla<E> {
         if n_parts == 1 {
             return Ok(());
         }
-        args.i32(as_i32(n_parts));
         let n_blocks = rows.n_seqs() * self.splits.window * n_heads;
         // SAFETY: as above; the parts are those of the launch before.
         unsafe { stream.launch(&tiles.join, Launch::linear(as_u32(n_blocks), 128), &args) }
@@ -291,15 +299,15 @@ impl<E: GemmElement> Mla<E> {
     fn args<'a>(
         &self,
         batch: &MlaBatch<'a, E>,
-        topk: usize,
+        (topk, n_parts): (usize, usize),
         scratch: ViewMut<'a, f32>,
         out: ViewMut<'a, E>,
     ) -> Args<'a> {
         let MlaSizes { n_heads, kv_lora_rank, rope_dim, scale } = self.sizes;
         let Splits { window, keys, most } = self.splits;
         let rows = batch.rows;
-        let n_parts = scratch.len() / (kv_lora_rank + 2);
-        let (parts, stats) = scratch.split_at(n_parts * kv_lora_rank);
+        let room = scratch.len() / (kv_lora_rank + 2);
+        let (parts, stats) = scratch.split_at(room * kv_lora_rank);
         let mut args = Args::new();
         args.view_mut(out).view_mut(parts).view_mut(stats);
         args.view(batch.q_latent).view(batch.q_pe).view(batch.cache);
@@ -314,7 +322,7 @@ impl<E: GemmElement> Mla<E> {
             None => args.ptr(Ptr::<i32>::NULL),
         };
         rows.push_block_sizes(&mut args, batch.cache.len() / (kv_lora_rank + rope_dim));
-        for size in [rows.n_rows(), rows.n_seqs(), n_heads, topk, window, keys, most] {
+        for size in [rows.n_rows(), rows.n_seqs(), n_heads, topk, window, keys, most, n_parts] {
             args.i32(as_i32(size));
         }
         args.f32(scale);
@@ -333,7 +341,8 @@ impl Tiles {
         let form = |n_rows, name, n_threads, shared| {
             let kernel = module.kernel(name)?;
             kernel.allow_shared(shared)?;
-            Ok::<_, GpuError>(Form { n_rows, kernel, n_threads, shared })
+            let takes_parts = name == "mla_hopper_rows64";
+            Ok::<_, GpuError>(Form { n_rows, kernel, n_threads, shared, takes_parts })
         };
         let mut few = None;
         let forms = if !has_matrix_unit::<E>(gpu) {

@@ -10,8 +10,8 @@ constexpr int WIDTH = KV_LORA + ROPE;
 
 struct Mla {
     elem_t* out;            // [n_rows, n_heads, KV_LORA]
-    float* parts;           // [n_seqs * window, n_heads, n_splits of the grid, KV_LORA]
-    float* stats;           // [n_seqs * window, n_heads, n_splits of the grid, 2]: maximum, sum
+    float* parts;           // [n_seqs * window, n_heads, part_stride, KV_LORA]
+    float* stats;           // [n_seqs * window, n_heads, part_stride, 2]: maximum, sum
     const elem_t* q_latent;
     const elem_t* q_pe;
     const elem_t* cache;
@@ -24,6 +24,7 @@ struct Mla {
     const int* counts;   // [n_rows], or null
     const int* skipped;  // [n_seqs], or null: not negative for sequences that are left out
     int n_rows, n_seqs, n_heads, topk, window, split_keys, max_splits;
+    int part_stride;     // Parts of a query row that there is room for.
     float scale;
 };
 #define MLA_PARAMS                                                                               \
@@ -32,11 +33,11 @@ struct Mla {
         const int *kv_len, const int *block_table, const int *indices, const int *counts,        \
         const int *skipped, int table_stride, int block_size, int n_slots, int n_rows,           \
         int n_seqs, int n_heads, int topk, int window, int split_keys, int max_splits,           \
-        float scale
+        int part_stride, float scale
 #define MLA_ARGS                                                                                 \
     Mla{out, parts, stats, q_latent, q_pe, cache, row_pos, row_seq, row_start, kv_len,           \
         Blocks{block_table, table_stride, block_size, n_slots}, indices, counts, skipped,        \
-        n_rows, n_seqs, n_heads, topk, window, split_keys, max_splits, scale}
+        n_rows, n_seqs, n_heads, topk, window, split_keys, max_splits, part_stride, scale}
 
 #if TANDEM_BF16 && TANDEM_SM80 && KV_LORA % 64 == 0 && ROPE % 16 == 0
 // Keys of each part of a window's work over `len` keys; everything at once for more rows. Parts of
@@ -56,11 +57,19 @@ struct Part {
     int row0;         // The pass' row that `tile.first` counts from.
     int begin, end;   // Of the sequence's keys, or of the selection.
     int len;          // All keys.
-    int n_parts;
+    int number, n_parts;
     int in_window;    // Where row0 is in its sequence's window.
+
+    // Goes on to another part of the same rows; false where there is none.
+    __device__ __forceinline__ bool take(int other, int keys) {
+        number = other;
+        begin = number * keys;
+        end = min(begin + keys, len);
+        return number < max(n_parts, 1);
+    }
 };
 
-// Finds the work of a block; false where there is none.
+// Finds the part of a block, the one of its place in the grid; false where there is none.
 template <int M>
 DEVICE bool find_part(const Mla& a, int number, Part& part) {
     SeqTile& tile = part.tile;
@@ -81,9 +90,7 @@ DEVICE bool find_part(const Mla& a, int number, Part& part) {
     const int keys = keys_per_split(a, tile.seq, part.len);
     part.n_parts = (part.len + keys - 1) / keys;
     part.in_window = part.row0 - a.row_start[tile.seq];
-    part.begin = blockIdx.y * keys;
-    part.end = min(part.begin + keys, part.len);
-    if ((int)blockIdx.y >= max(part.n_parts, 1)) return false;
+    if (!part.take(blockIdx.y, keys)) return false;
     return part.n_parts <= 1 || (part.in_window >= 0 && part.in_window < a.window);
 }
 
@@ -100,12 +107,13 @@ DEVICE long long first_part(const Mla& a, const Part& part) {
     return ((long long)tile.seq * a.window + part.in_window) * a.n_heads + tile.first;
 }
 
-DEVICE float* sums_of_part(const Mla& a, long long query_row) {
-    return a.parts + (query_row * gridDim.y + blockIdx.y) * KV_LORA;
+DEVICE float* sums_of_part(const Mla& a, const Part& part, long long query_row) {
+    return a.parts + (query_row * a.part_stride + part.number) * KV_LORA;
 }
 
-DEVICE void put_stat(const Mla& a, long long query_row, float max, float sum) {
-    *(float2*)(a.stats + (query_row * gridDim.y + blockIdx.y) * 2) = make_float2(max, sum);
+DEVICE void put_stat(const Mla& a, const Part& part, long long query_row, float max, float sum) {
+    float* stat = a.stats + (query_row * a.part_stride + part.number) * 2;
+    *(float2*)stat = make_float2(max, sum);
 }
 
 // The slot of key `at` of a part's keys.
@@ -294,7 +302,7 @@ DEVICE void mla_tile(const Mla& a) {
         const int m = tid / 4;
         factor_s[m] = row_sum > 0 ? 1.f / row_sum : row_sum;
         if (is_part && visible_s[m] >= 0) {
-            put_stat(a, part0 + m, row_max, row_sum);
+            put_stat(a, part, part0 + m, row_max, row_sum);
         }
     }
     __syncthreads();
@@ -302,7 +310,7 @@ DEVICE void mla_tile(const Mla& a) {
     for (int half = 0; half < 2 * MT; half++) {
         const int m = half * 8 + lane / 4;
         if (visible_s[m] < 0) continue;
-        float* sums = sums_of_part(a, part0 + m);
+        float* sums = sums_of_part(a, part, part0 + m);
         elem_t* out = a.out + (q0 + m) * KV_LORA;
 #pragma unroll
         for (int v = 0; v < V_TILES; v++) {
@@ -328,17 +336,17 @@ extern "C" __global__ void __launch_bounds__(256, 1) mla_rows64(MLA_PARAMS) {
 }
 
 // Joins the parts of a row and head: block (sequence, row of its window, head).
-KERNEL(128) mla_join(MLA_PARAMS, int grid_splits) {
+KERNEL(128) mla_join(MLA_PARAMS) {
     const Mla a = MLA_ARGS;
     const int head = blockIdx.x % n_heads, in_window = blockIdx.x / n_heads % window;
     const int seq = blockIdx.x / n_heads / window, row = row_start[seq] + in_window;
     if (row < 0 || row >= min(row_start[seq + 1], n_rows) || row_seq[row] < 0) return;
     const int len = counts ? min(counts[row], topk) : kv_len[seq];
     const int split = keys_per_split(a, seq, len);
-    const int n_splits = min((len + split - 1) / split, grid_splits);
+    const int n_splits = min((len + split - 1) / split, part_stride);
     if (n_splits <= 1) return;
-    const float2* stat = (const float2*)stats + (long long)blockIdx.x * grid_splits;
-    const float* part = parts + (long long)blockIdx.x * grid_splits * KV_LORA;
+    const float2* stat = (const float2*)stats + (long long)blockIdx.x * part_stride;
+    const float* part = parts + (long long)blockIdx.x * part_stride * KV_LORA;
     float top = MINUS_INF, sum = 0;
 #pragma unroll 8
     for (int i = 0; i < n_splits; i++) top = fmaxf(top, stat[i].x);

@@ -15,39 +15,70 @@ constexpr int TILE_BYTES = SLABS * SLAB_BYTES;
 constexpr int THREADS = 256;
 constexpr int AT_ONCE = THREADS / 8;  // Rows of a slab that the threads copy at once.
 
-extern "C" __global__ void __launch_bounds__(256, 1) mla_hopper_rows64(MLA_PARAMS) {
-    extern __shared__ __align__(1024) unsigned char slabs[];
-    __shared__ int visible_s[ROWS];
-    const Mla a = MLA_ARGS;
-    unsigned char* keys_s = slabs + TILE_BYTES;
-    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32 % 4, group = tid / 128;
-    Part part;
-    // The longest sequences of a chunk come last in it and take the most time: they begin first.
-    if (!find_part<ROWS>(a, gridDim.x - 1 - blockIdx.x, part)) return;
-    const int begin = part.begin;
-    const long long q0 = (long long)part.row0 * a.n_heads + part.tile.first;
-    if (tid < ROWS) visible_s[tid] = visible_keys(a, part, tid);
+// The first of a thread's two query rows; the other one is 8 behind it.
+DEVICE int own_row() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
+
+// A tile's first query row.
+DEVICE long long first_row(const Mla& a, const Part& part) {
+    return (long long)part.row0 * a.n_heads + part.tile.first;
+}
+
+// Copies the queries of a tile to their slabs.
+DEVICE void copy_queries(const Mla& a, const Part& part, unsigned char* slabs) {
+    const int piece = threadIdx.x % 8;
 #pragma unroll
     for (int i = 0; i < ROWS / AT_ONCE; ++i) {
-        const int m = tid / 8 + i * AT_ONCE;
+        const int m = threadIdx.x / 8 + i * AT_ONCE;
         const bool is_row = m < part.tile.n;
-        const long long row = is_row ? q0 + m : q0;
+        const long long row = first_row(a, part) + (is_row ? m : 0);
 #pragma unroll
         for (int slab = 0; slab < SLABS; ++slab) {
-            const int c = slab * 64 + tid % 8 * 8;
+            const int c = slab * 64 + piece * 8;
             const elem_t* from = c < KV_LORA ? a.q_latent + row * KV_LORA + c
                                              : a.q_pe + row * ROPE + (c - KV_LORA);
-            copy16_async(slabs + slab * SLAB_BYTES + hopper::piece_at(m, tid % 8), from, is_row);
+            copy16_async(slabs + slab * SLAB_BYTES + hopper::piece_at(m, piece), from, is_row);
         }
     }
-    __syncthreads();
-    const int low = visible_s[lane], high = visible_s[lane + 32];
-    const int most = __reduce_max_sync(0xffffffffu, max(low, high));
-    const unsigned least = __reduce_min_sync(0xffffffffu, min((unsigned)low, (unsigned)high));
-    const int m0 = warp * 16 + lane / 4;
-    const int visible[2] = {visible_s[m0], visible_s[m0 + 8]};
-    const int end = min(part.end, most);
-    const int n_tiles = most < 0 ? 0 : max(0, (end - begin + KEYS - 1) / KEYS);
+}
+
+// Which keys the query rows of a block see: those of a thread, and over all of them.
+struct Visible {
+    int own[2], most;
+    unsigned least;
+};
+
+// The output of a part of the keys.
+DEVICE void put_part(const Mla& a, const Part& part, const Visible& visible,
+                     const hopper::Scores<KEYS>& scores, const float (&latents)[KV_LORA / 4]) {
+    const int lane = threadIdx.x % 32, group = threadIdx.x / 128;
+    const bool is_part = part.n_parts > 1;
+    const long long part0 = first_part(a, part);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        if (visible.own[h] < 0) continue;
+        const int m = own_row() + 8 * h, column = group * (KV_LORA / 2) + lane % 4 * 2;
+        const float sum = scores.row_sum[h];
+        if (is_part && group == 0 && lane % 4 == 0)
+            put_stat(a, part, part0 + m, scores.row_max[h], sum);
+        const float by = is_part || sum == 0 ? 1.f : 1.f / sum;
+        float* sums = sums_of_part(a, part, part0 + m) + column;
+        elem_t* to = a.out + (first_row(a, part) + m) * KV_LORA + column;
+#pragma unroll
+        for (int j = 0; j < KV_LORA / 16; ++j) {
+            const float x = latents[4 * j + 2 * h] * by, y = latents[4 * j + 2 * h + 1] * by;
+            if (is_part) *(float2*)(sums + 8 * j) = make_float2(x, y);
+            else *(unsigned*)(to + 8 * j) = pack_bf16(x, y);
+        }
+    }
+}
+
+// Attends a part of the keys; queries lie in the first slabs, or are being copied there.
+DEVICE void attend_part(const Mla& a, const Part& part, const Visible& visible,
+                        unsigned char* slabs) {
+    const int tid = threadIdx.x, group = tid / 128, begin = part.begin;
+    unsigned char* keys_s = slabs + TILE_BYTES;
+    const int end = min(part.end, visible.most);
+    const int n_tiles = visible.most < 0 ? 0 : max(0, (end - begin + KEYS - 1) / KEYS);
 
     long long slots[KEYS / AT_ONCE];
     auto find_slots = [&](int tile) {
@@ -99,14 +130,14 @@ extern "C" __global__ void __launch_bounds__(256, 1) mla_hopper_rows64(MLA_PARAM
         hopper::pin(scores.s);
 
         const int first = begin + tile * KEYS;
-        const int left[2] = {min(visible[0], end) - first, min(visible[1], end) - first};
+        const int left[2] = {min(visible.own[0], end) - first, min(visible.own[1], end) - first};
         float factor[2];
         scores.to_probabilities(left, a.scale * LOG2_E, factor);
         if (hopper::any_of_warp(factor[0] != 1.f || factor[1] != 1.f)) {
 #pragma unroll
             for (int i = 0; i < KV_LORA / 4; ++i) latents[i] *= factor[i / 2 % 2];
         }
-        if (min(first + KEYS, end) > (int)least) {
+        if (min(first + KEYS, end) > (int)visible.least) {
             // Both groups have their scores.
             __syncthreads();
             hopper::clean_values((unsigned*)k_tile, KEYS * KV_LORA / 2, THREADS);
@@ -126,28 +157,33 @@ extern "C" __global__ void __launch_bounds__(256, 1) mla_hopper_rows64(MLA_PARAM
         hopper::pin(latents);
     }
     copy_wait<0>();
-
-    // Out, or a part of it.
     scores.end();
-    const bool is_part = part.n_parts > 1;
-    const long long part0 = first_part(a, part);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        if (visible[h] < 0) continue;
-        const int m = m0 + 8 * h, column = group * (KV_LORA / 2) + lane % 4 * 2;
-        const float sum = scores.row_sum[h];
-        if (is_part && group == 0 && lane % 4 == 0)
-            put_stat(a, part0 + m, scores.row_max[h], sum);
-        const float by = is_part || sum == 0 ? 1.f : 1.f / sum;
-        float* sums = sums_of_part(a, part0 + m) + column;
-        elem_t* to = a.out + (q0 + m) * KV_LORA + column;
-#pragma unroll
-        for (int j = 0; j < KV_LORA / 16; ++j) {
-            const float x = latents[4 * j + 2 * h] * by, y = latents[4 * j + 2 * h + 1] * by;
-            if (is_part) *(float2*)(sums + 8 * j) = make_float2(x, y);
-            else *(unsigned*)(to + 8 * j) = pack_bf16(x, y);
-        }
-    }
+    put_part(a, part, visible, scores, latents);
+}
+
+// Grid: tiles of query rows, parts; a block goes on to the part behind the grid's last one.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) mla_hopper_rows64(MLA_PARAMS) {
+    extern __shared__ __align__(1024) unsigned char slabs[];
+    __shared__ int visible_s[ROWS];
+    const Mla a = MLA_ARGS;
+    const int tid = threadIdx.x, lane = tid % 32;
+    Part part;
+    // The longest sequences of a chunk come last in it and take the most time: they begin first.
+    if (!find_part<ROWS>(a, gridDim.x - 1 - blockIdx.x, part)) return;
+    if (tid < ROWS) visible_s[tid] = visible_keys(a, part, tid);
+    copy_queries(a, part, slabs);
+    __syncthreads();
+    const int low = visible_s[lane], high = visible_s[lane + 32];
+    const Visible visible = {
+        {visible_s[own_row()], visible_s[own_row() + 8]},
+        __reduce_max_sync(0xffffffffu, max(low, high)),
+        __reduce_min_sync(0xffffffffu, min((unsigned)low, (unsigned)high))};
+    const int keys = keys_per_split(a, part.tile.seq, part.len);
+    do {
+        attend_part(a, part, visible, slabs);
+        // The next part's keys overwrite these.
+        __syncthreads();
+    } while (part.take(part.number + gridDim.y, keys));
 }
 
 }  // namespace mla_hopper

@@ -172,14 +172,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) mla_hopper_rows16(ML
     const long long part0 = first_part(a, part);
     for (int m = warp; m < part.tile.n; m += WARPS) {
         const float sum = told.sum[0][m] + told.sum[1][m] + told.sum[2][m] + told.sum[3][m];
-        if (is_part && lane == 0) put_stat(a, part0 + m, told.max[0][m], sum);
+        if (is_part && lane == 0) put_stat(a, part, part0 + m, told.max[0][m], sum);
         const float by = is_part || sum == 0 ? 1.f : 1.f / sum;
         for (int c = lane * 8; c < KV_LORA; c += 32 * 8) {
             float x[8];
             load8(sums + m * OUT_LINE + c, x);
 #pragma unroll
             for (int i = 0; i < 8; ++i) x[i] *= by;
-            if (is_part) store8(sums_of_part(a, part0 + m) + c, x);
+            if (is_part) store8(sums_of_part(a, part, part0 + m) + c, x);
             else store8(a.out + (q0 + m) * KV_LORA + c, x);
         }
     }
