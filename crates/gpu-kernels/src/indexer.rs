@@ -70,8 +70,9 @@ struct Form {
     n_keys: usize,
     n_threads: u32,
     shared: u32,
-    /// Whether the kernel is told how many keys a block has.
-    is_cut: bool,
+    /// Blocks that a multiprocessor holds at once, of a kernel that is told how many keys a block
+    /// has.
+    n_at_once: Option<usize>,
 }
 
 /// Keys of a tile of `indexer_hopper.cu`.
@@ -88,16 +89,18 @@ impl Form {
         let has_tiles = has_matrix_unit::<E>(gpu) && head_dim.is_multiple_of(16);
         let is_hopper = has_tiles && gpu.info().arch == "sm_90";
         if is_hopper && [32, 64].contains(&n_heads) && head_dim.is_multiple_of(64) {
-            let form = |name, columns: usize, n_stages, n_keys, n_threads| {
-                let shared = as_u32((columns + n_stages * TILE_KEYS) * head_dim * 2);
+            let form = |name, (n_groups, n_halves): (usize, usize), n_keys, n_at_once| {
+                let n_columns = 128 * n_groups * n_halves;
+                let shared = as_u32((n_columns + (2 + n_halves) * TILE_KEYS) * head_dim * 2);
                 let kernel = module.kernel(name)?;
                 kernel.allow_shared(shared)?;
-                let n_rows = Some(columns / n_heads);
-                Ok::<_, GpuError>(Self { kernel, n_rows, n_keys, n_threads, shared, is_cut: true })
+                let (n_rows, n_threads) = (Some(n_columns / n_heads), as_u32(128 * n_groups));
+                let n_at_once = Some(n_at_once);
+                Ok::<_, GpuError>(Self { kernel, n_rows, n_keys, n_threads, shared, n_at_once })
             };
             return Ok([
-                form("index_scores_few", 128, 3, 512, 128)?,
-                form("index_scores_many", 512, 4, 2048, 256)?,
+                form("index_scores_few", (1, 1), 512, 2)?,
+                form("index_scores_many", (2, 2), 2048, 1)?,
             ]);
         }
         let (name, n_rows, n_keys, n_threads) = if has_tiles {
@@ -107,7 +110,7 @@ impl Form {
         };
         let form = || {
             let kernel = module.kernel(name)?;
-            Ok(Self { kernel, n_rows, n_keys, n_threads, shared: 0, is_cut: false })
+            Ok(Self { kernel, n_rows, n_keys, n_threads, shared: 0, n_at_once: None })
         };
         Ok([form()?, form()?])
     }
@@ -203,9 +206,9 @@ impl<E: GemmElement> Indexer<E> {
         let form = &self.scores[usize::from(range.len() > 8 * rows.n_seqs())];
         let n_tiles = form.n_rows.map_or(range.len(), |n| range.len() / n + rows.n_seqs());
         let mut n_keys = form.n_keys;
-        if form.is_cut {
-            // Two blocks for each multiprocessor, if there is work for them.
-            let n_blocks = 2 * stream.gpu().info().n_multiprocessors as usize;
+        if let Some(n_at_once) = form.n_at_once {
+            // Few rows make work for all multiprocessors.
+            let n_blocks = n_at_once * stream.gpu().info().n_multiprocessors as usize;
             let all = n_tiles * max_len.div_ceil(TILE_KEYS);
             n_keys = n_keys.min(all.div_ceil(n_blocks) * TILE_KEYS);
             args.i32(as_i32(n_keys));

@@ -1,7 +1,7 @@
 // Scores by Hopper's matrix unit. Keys are the rows of the products, 64 at a time, and the heads of
 // several query rows their columns, so that a thread sums the heads of two keys mostly by itself.
-// The terms of a score have one order whatever the form: first over the heads of a thread, then over
-// the four threads that share them.
+// The terms of a score have one order whatever the form: first over the heads of a thread, then
+// over the four threads that share them.
 
 #if TANDEM_BF16 && TANDEM_SM90 && (INDEX_HEADS == 32 || INDEX_HEADS == 64) && INDEX_DIM % 64 == 0
 namespace indexer {

@@ -163,16 +163,6 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
-DEVICE unsigned warp_max(unsigned x) {
-#if TANDEM_SM80
-    return __reduce_max_sync(0xffffffffu, x);
-#else
-#pragma unroll
-    for (int mask = WARP / 2; mask > 0; mask /= 2) x = max(x, shuffle_xor(x, mask));
-    return x;
-#endif
-}
-
 // The sum over a block of at most 1024 threads, a multiple of WARP, in one fixed order; `scratch`
 // is shared memory of 32 values, free again after the next barrier.
 template <typename T>

@@ -44,40 +44,51 @@ DEVICE int take_best(float* values, int n, int lane) {
     return best.at;
 }
 
-// Offers values in the order of `take_best`, again and again, from registers: of lane `l` those of
-// l, l + WARP and so on.
+// Values that `take` takes the best of, again and again, as `take_best` does.
+#if TANDEM_SM80
 struct Candidates {
-    unsigned ranks[PER_LANE];
-    unsigned best;  // Of this lane.
+    unsigned ranks[PER_LANE];  // Of values lane, lane + WARP and so on; 0 for what is taken.
+    unsigned best;             // Of this lane.
+    int best_at;
 
-    __device__ __forceinline__ Candidates(const float* values, int n, int lane) : best(0) {
+    __device__ __forceinline__ Candidates(const float* values, int n, int lane) {
 #pragma unroll
         for (int j = 0; j < PER_LANE; ++j) {
             const int i = j * WARP + lane;
             ranks[j] = i < n ? rank_of(values[i]) : 0;
-            best = max(best, ranks[j]);
         }
+        find_best(lane);
     }
 
-    // The index of the best one, which is none of the candidates any more.
-    __device__ __forceinline__ int take(int lane) {
-        const unsigned most = warp_max(best);
-        int at = 0;
-#pragma unroll
-        for (int j = PER_LANE - 1; j >= 0; --j)
-            if (ranks[j] == most) at = j;
-        // The lowest index is the greatest of what is left to the last one.
-        const unsigned left = best == most ? PER_LANE * WARP - (at * WARP + lane) : 0;
-        const int taken = PER_LANE * WARP - (int)warp_max(left);
+    __device__ __forceinline__ void find_best(int lane) {
         best = 0;
+        best_at = lane;
 #pragma unroll
-        for (int j = 0; j < PER_LANE; ++j) {
-            if (j * WARP + lane == taken) ranks[j] = 0;
-            best = max(best, ranks[j]);
+        for (int j = 0; j < PER_LANE; ++j)
+            if (ranks[j] > best) best = ranks[j], best_at = j * WARP + lane;
+    }
+
+    __device__ __forceinline__ int take(int lane) {
+        const unsigned all = 0xffffffffu, most = __reduce_max_sync(all, best);
+        const int taken = __reduce_min_sync(all, best == most ? best_at : PER_LANE * WARP);
+        if (taken == best_at) {
+#pragma unroll
+            for (int j = 0; j < PER_LANE; ++j)
+                if (taken == j * WARP + lane) ranks[j] = 0;
+            find_best(lane);
         }
         return taken;
     }
 };
+#else
+struct Candidates {
+    float* values;
+    int n;
+
+    __device__ __forceinline__ Candidates(float* values, int n, int) : values(values), n(n) {}
+    __device__ __forceinline__ int take(int lane) { return take_best(values, n, lane); }
+};
+#endif
 
 DEVICE void to_scores(float* scores, const Config& config, int lane) {
     const int n = config.n_experts;
@@ -172,10 +183,10 @@ DEVICE void tile_logits(const elem_t* x, int hidden, const float* gate, int firs
         float values[ROWS][8];
 #pragma unroll
         for (int i = 0; i < EXPERTS; ++i)
-            load8(gate + (u64)min(first + i, n_experts - 1) * hidden + at, weights[i]);
+            load8(gate + (min(first + i, n_experts - 1) * hidden + at), weights[i]);
 #pragma unroll
         for (int row = 0; row < ROWS; ++row)
-            load8(x + (u64)min(row, n_rows - 1) * hidden + at, values[row]);
+            load8(x + (min(row, n_rows - 1) * hidden + at), values[row]);
 #pragma unroll
         for (int i = 0; i < ROWS * EXPERTS; ++i)
 #pragma unroll
@@ -199,8 +210,8 @@ DEVICE void tile_logits(const elem_t* x, int hidden, const float* gate, int firs
 
 }  // namespace router
 
-// Grid: blocks that share the experts, tiles of rows. Where one block has several tiles of experts,
-// it reads its rows from the nearest cache again. `arrived` has a zero for each tile of rows, and zeros it
+// Grid: blocks that share the experts, tiles of rows. A block with several tiles of experts reads
+// its rows from the nearest cache again. `arrived` has a zero for each tile of rows, and zeros it
 // again. Dynamic shared memory: three values for each warp and expert.
 extern "C" __global__ void __launch_bounds__(router::THREADS, 2)
 route(const int* row_seq, int n_rows, const elem_t* x, int hidden, const float* gate,
@@ -236,7 +247,6 @@ route(const int* row_seq, int n_rows, const elem_t* x, int hidden, const float* 
         if (row_seq[at] < 0) continue;
         // Volatile: written by other blocks of this launch.
         const volatile float* from = logits + row * n_experts;
-#pragma unroll 4
         for (int i = threadIdx.x % WARP; i < n_experts; i += WARP) own[i] = from[i];
         sync_warp();
         choose(own, bias, config, ids + at * top_k, weights + at * top_k);
