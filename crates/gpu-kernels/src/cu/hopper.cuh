@@ -65,6 +65,9 @@ DEVICE void wait() {
 #define D16 "{" TEN() ",%10,%11,%12,%13,%14,%15}"
 #define D32 "{" TEN() "," TEN(1) "," TEN(2) ",%30,%31}"
 #define D64 "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) ",%60,%61,%62,%63}"
+#define D48 "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) ",%40,%41,%42,%43,%44,%45,%46,%47}"
+#define D80                                                                                      \
+    "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7) "}"
 #define D128                                                                                     \
     "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7)       \
     "," TEN(8) "," TEN(9) "," TEN(10) "," TEN(11)                                                \
@@ -74,6 +77,8 @@ DEVICE void wait() {
 #define IO16(i) IO8(i), IO8(i + 8)
 #define IO32(i) IO16(i), IO16(i + 16)
 #define IO64(i) IO32(i), IO32(i + 32)
+#define IO48(i) IO32(i), IO16(i + 32)
+#define IO80(i) IO64(i), IO16(i + 64)
 #define IO128(i) IO64(i), IO64(i + 64)
 
 // d (+)= a * b^T, both as `operand`s; without the sum where `adds` is false. Thread `t` of the
@@ -90,7 +95,9 @@ DEVICE void wait() {
 PRODUCT(multiply, 16, 8, 0, D8, "%8", "%9", "%10")
 PRODUCT(multiply, 32, 16, 0, D16, "%16", "%17", "%18")
 PRODUCT(multiply, 64, 32, 0, D32, "%32", "%33", "%34")
+PRODUCT(multiply, 96, 48, 0, D48, "%48", "%49", "%50")
 PRODUCT(multiply, 128, 64, 0, D64, "%64", "%65", "%66")
+PRODUCT(multiply, 160, 80, 0, D80, "%80", "%81", "%82")
 // The same with an `a` whose rows are summed.
 PRODUCT(multiply_trans_a, 16, 8, 1, D8, "%8", "%9", "%10")
 
@@ -114,11 +121,15 @@ PRODUCT_OF_REGISTERS(256, 128, D128, "{%128,%129,%130,%131}", "%132", "%133")
 #undef IO16
 #undef IO32
 #undef IO64
+#undef IO48
+#undef IO80
 #undef IO128
 #undef D8
 #undef D16
 #undef D32
 #undef D64
+#undef D48
+#undef D80
 #undef D128
 #undef TEN
 
