@@ -5,9 +5,9 @@
     python3 docs/perf/serving_gpu.py output --rounds 3    # deferred and immediate output in turn
 
 Greedy, ids in, end of sequence ignored, no prefix cache. A server is started once for each column.
-The table `vllm` has one wave of requests, and 8 of them at 1 at once. Figures are the median of the
-repeats and their range. The step in it is derived: median TPOT times mean tokens a request's step, so
-that at several at once it includes the waiting for prompts.
+A run is one wave of requests, all sent at once; figures are the median of the runs and their range.
+The step of `vllm` is derived: median TPOT times mean tokens a request's step, so that at several at
+once it includes the waiting for prompts.
 """
 import argparse
 import contextlib
@@ -61,7 +61,7 @@ def sweep(args: argparse.Namespace, port: int, cell: tuple, output_len: int, n: 
         command = [args.tandem, "bench", "sweep", "--port", str(port), "--output", str(path)]
         command += ["--concurrencies", str(cell[0]), "--input-lens", str(cell[1] // args.scale)]
         command += ["--random-output-len", str(output_len // args.scale), *n]
-        command += ["--num-warmups", str(cell[0]), "--repeats", str(args.repeats)]
+        command += ["--num-warmups", "1", "--repeats", str(args.repeats)]
         while True:
             done = subprocess.run(command, capture_output=True, text=True)
             # The port is open before the weights are loaded.

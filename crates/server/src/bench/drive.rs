@@ -99,7 +99,7 @@ pub(super) async fn sweep(args: &SweepArgs, context: Context) -> Result<()> {
             random_input_len: *len,
             // Of its own, and not by place: other settings beside it change nothing.
             seed: args.workload.seed.wrapping_add(u64::from(*len) << 32 | u64::from(*n) << 20),
-            num_prompts: args.prompts_per_place.saturating_mul(*n).max(8),
+            num_prompts: args.prompts_per_place.saturating_mul(*n),
             ..args.workload.clone()
         };
         let asked = repeats(args.repeats, &workload, &[&subject])?;
