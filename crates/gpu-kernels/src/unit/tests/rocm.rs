@@ -133,10 +133,11 @@ fn compile(
     kernels_of(&fs::read_to_string(folder.join("module.s")).unwrap())
 }
 
-/// The entries of `amdhsa.kernels` in an assembly file: keys and values.
+/// The entries of `amdhsa.kernels` in an assembly file: keys and values. There are none in a program
+/// that is for other devices.
 fn kernels_of(assembly: &str) -> Vec<BTreeMap<String, String>> {
-    let (_, metadata) = assembly.split_once("amdhsa.kernels:\n").expect("kernels have metadata");
     let mut kernels = Vec::new();
+    let Some((_, metadata)) = assembly.split_once("amdhsa.kernels:\n") else { return kernels };
     for line in metadata.lines().take_while(|line| line.starts_with("  ")) {
         if line.starts_with("  - ") {
             kernels.push(BTreeMap::new());
