@@ -11,12 +11,28 @@ use crate::report::{Batch, Case, Checked, Output, Report, row_noise, row_values,
 
 const EPS: f32 = 1e-5;
 
-/// The experts of a row, none twice; some experts are chosen far more often than others.
-fn choice(row: usize, sizes: &Sizes) -> (Vec<i32>, Vec<f32>) {
+/// How often experts are chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Spread {
+    /// Some far more often than others.
+    Skewed,
+    /// The last one by every row, the first one by none.
+    Extreme,
+}
+
+/// The experts of a row, none twice.
+fn choice(row: usize, sizes: &Sizes, spread: Spread) -> (Vec<i32>, Vec<f32>) {
     let mut rng = ChaCha8Rng::seed_from_u64(30 << 32 | row as u64);
+    let is_extreme = spread == Spread::Extreme;
     let mut ids: Vec<i32> = Vec::new();
+    if is_extreme {
+        ids.push(sizes.n_experts as i32 - 1);
+    }
     while ids.len() < sizes.top_k {
         let id = (rng.random::<f32>().powi(2) * sizes.n_experts as f32) as i32;
+        if is_extreme && id == 0 {
+            continue;
+        }
         if !ids.contains(&id) {
             ids.push(id);
         }
@@ -26,17 +42,19 @@ fn choice(row: usize, sizes: &Sizes) -> (Vec<i32>, Vec<f32>) {
 
 struct HostExperts<E> {
     sizes: Sizes,
+    spread: Spread,
     gate_up: Vec<E>,
     down: Vec<E>,
     norm: Vec<f32>,
 }
 
 impl<E: Checked> HostExperts<E> {
-    fn new(sizes: &Sizes) -> Self {
+    fn new(sizes: &Sizes, spread: Spread) -> Self {
         let Sizes { hidden, inner, n_experts, .. } = *sizes;
         let scale = |n: usize| (n as f32).powf(-0.5);
         Self {
             sizes: *sizes,
+            spread,
             gate_up: noise(32, n_experts * 2 * inner * hidden, 2.0 * scale(hidden)),
             down: noise(33, n_experts * inner * hidden, 2.0 * scale(inner)),
             norm: noise(34, hidden, 1.0),
@@ -58,7 +76,7 @@ impl<E: Checked> HostExperts<E> {
 
     fn reference(&self, row: usize) -> Vec<Vec<f64>> {
         let hidden = self.sizes.hidden;
-        let (ids, weights) = choice(row, &self.sizes);
+        let (ids, weights) = choice(row, &self.sizes, self.spread);
         let x = row_values::<E>(35, row, hidden);
         let mut sum = row_values::<E>(36, row, hidden);
         for (&id, &weight) in ids.iter().zip(&weights) {
@@ -81,14 +99,25 @@ pub(crate) fn check<E: Checked>(
     device: &Device<E>,
     sizes: &Sizes,
 ) -> Result<()> {
-    let host = HostExperts::<E>::new(sizes);
+    check_one(report, device, &HostExperts::new(sizes, Spread::Skewed), "moe")?;
+    // Widths that end inside of every tile.
+    let odd = Sizes { hidden: sizes.hidden / 4 + 8, inner: sizes.inner / 2 + 8, ..*sizes };
+    check_one(report, device, &HostExperts::new(&odd, Spread::Extreme), "moe (extreme)")
+}
+
+fn check_one<E: Checked>(
+    report: &mut Report,
+    device: &Device<E>,
+    host: &HostExperts<E>,
+    name: &'static str,
+) -> Result<()> {
     let weights = [device.upload(&host.gate_up)?, device.upload(&host.down)?];
     let norm = device.upload(&host.norm)?;
     report.check(
         device,
         &Case {
-            name: "moe",
-            run: &|batch| run(batch, sizes, &weights, &norm),
+            name,
+            run: &|batch| run(batch, host, &weights, &norm),
             reference: &|row| host.reference(row),
             // Two roundings in the middle fall otherwise where sums differ in their last bits.
             tolerance: 2.0 * E::ROUNDING + 4e-6,
@@ -98,15 +127,16 @@ pub(crate) fn check<E: Checked>(
 
 fn run<E: Checked>(
     batch: &Batch<'_, E>,
-    sizes: &Sizes,
+    host: &HostExperts<E>,
     [gate_up, down]: &[Buffer<E>; 2],
     norm: &Buffer<f32>,
 ) -> Result<Vec<Output>> {
+    let (sizes, spread) = (&host.sizes, host.spread);
     let Sizes { hidden, inner, n_experts, top_k, .. } = *sizes;
     let (device, n_rows, pass) = (batch.device, batch.rows.len(), batch.pass());
     // An id in a padding row, which nobody may follow.
-    let ids = batch.input(top_k, 0, |row| choice(row, sizes).0)?;
-    let weights = batch.input(top_k, f32::NAN, |row| choice(row, sizes).1)?;
+    let ids = batch.input(top_k, 0, |row| choice(row, sizes, spread).0)?;
+    let weights = batch.input(top_k, f32::NAN, |row| choice(row, sizes, spread).1)?;
     let (x, shared) = (batch.noise::<E>(35, hidden)?, batch.noise::<E>(36, hidden)?);
     let routing = Routing { top_k, ids: ids.view(), weights: weights.view() };
     let (gate_up, down) = (gate_up.view(), down.view());

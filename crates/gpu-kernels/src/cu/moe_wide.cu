@@ -13,8 +13,7 @@ constexpr int STAGE_BYTES = TOKENS_AT + MAX_TOKENS * hopper::ROW_BYTES;
 // Steps of 64 inputs that are copied ahead; one more than the products of a step are under way.
 constexpr int AHEAD = STAGES - 2;
 
-// Of a thread's two tokens of weight row lane / 4 (pairs lie side by side in a row): two weight rows
-// of token lane / 4.
+// Exchanges rows and columns of 8 x 8 values, of which each four threads have a row, two a thread.
 DEVICE unsigned transposed(unsigned x) {
     unsigned y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
