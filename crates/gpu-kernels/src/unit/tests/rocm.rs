@@ -133,8 +133,8 @@ fn compile(
     kernels_of(&fs::read_to_string(folder.join("module.s")).unwrap())
 }
 
-/// The entries of `amdhsa.kernels` in an assembly file: keys and values. A program that is for other
-/// devices has none.
+/// The entries of `amdhsa.kernels` in an assembly file: keys and values. A program that is for
+/// other devices has none.
 fn kernels_of(assembly: &str) -> Vec<BTreeMap<String, String>> {
     let mut kernels = Vec::new();
     let Some((_, metadata)) = assembly.split_once("amdhsa.kernels:\n") else { return kernels };
