@@ -21,7 +21,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(Box<ServeArgs>),
-    Generate(GenerateArgs),
+    Generate(Box<GenerateArgs>),
     Score(ScoreArgs),
     Inspect,
 }
