@@ -51,7 +51,8 @@ impl QuantizedMatrix {
     ///
     /// # Errors
     ///
-    /// If the codes or the scales do not fit the shape, or a scale or an element is NaN or infinite.
+    /// If the codes or the scales do not fit the shape, or one of the scales or elements is NaN or
+    /// infinite.
     pub fn new(shape: [usize; 2], codes: Codes, scales: Scales) -> Result<Self, QuantizationError> {
         let [n_out, n_in] = shape;
         let n_elements = n_out.checked_mul(n_in).ok_or(QuantizationError::Shape { shape })?;

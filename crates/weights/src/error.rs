@@ -193,6 +193,14 @@ impl WeightsError {
     }
 }
 
+/// One fault on the same line, more on lines of their own.
+fn joined(faults: &[String]) -> String {
+    match faults {
+        [fault] => format!(" {fault}; "),
+        faults => format!("\n  {}\n", faults.join("\n  ")),
+    }
+}
+
 impl fmt::Display for WeightsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -234,20 +242,12 @@ impl fmt::Display for WeightsError {
                 write!(f, "{} does not fit its config:", dir.display())?;
                 self.faults().iter().try_for_each(|fault| write!(f, "\n  {fault}"))
             }
-            Self::MtpIncomplete { dir, source } => {
-                let dir = dir.display();
-                write!(
-                    f,
-                    "drafting was asked for, but MTP tensors of {dir} do not fit its config:"
-                )?;
-                match &source.faults()[..] {
-                    [fault] => write!(f, " {fault}; {NO_DRAFTING}"),
-                    faults => {
-                        faults.iter().try_for_each(|fault| write!(f, "\n  {fault}"))?;
-                        write!(f, "\n{NO_DRAFTING}")
-                    }
-                }
-            }
+            Self::MtpIncomplete { dir, source } => write!(
+                f,
+                "drafting was asked for, but MTP tensors of {} do not fit its config:{}{NO_DRAFTING}",
+                dir.display(),
+                joined(&source.faults())
+            ),
             Self::NoMtpLayers { dir } => write!(
                 f,
                 "drafting was asked for, but config.json of {} has num_nextn_predict_layers 0; \
