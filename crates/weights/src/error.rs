@@ -244,7 +244,8 @@ impl fmt::Display for WeightsError {
             }
             Self::MtpIncomplete { dir, source } => write!(
                 f,
-                "drafting was asked for, but MTP tensors of {} do not fit its config:{}{NO_DRAFTING}",
+                "drafting was asked for, but MTP tensors of {} do not fit its \
+                 config:{}{NO_DRAFTING}",
                 dir.display(),
                 joined(&source.faults())
             ),
