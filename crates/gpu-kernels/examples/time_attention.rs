@@ -7,7 +7,7 @@
 
 use anyhow::{Context, Result};
 use gpu_kernels::{
-    IndexBatch, IndexSizes, Indexer, Mla, MlaBatch, MlaSizes, PagedRows, PromptAttention,
+    IndexBatch, IndexSizes, Indexer, KeyGroup, Mla, MlaBatch, MlaSizes, PagedRows, PromptAttention,
     PromptBatch, PromptSizes, Sampling, SelectedKeys, SelectionMut, Splits,
 };
 use gpu_runtime::{Buffer, Gpu, GpuError, Pod, Stream, elapsed_ms};
@@ -170,7 +170,7 @@ fn time_prompt(stream: &Stream, pass: Pass) -> Result<()> {
     let q_pe = random(stream, n_rows * 16 * 64)?;
     let expanded = random(stream, n_keys * 16 * 256)?;
     let k_pe = random(stream, n_keys * 576)?;
-    let first_key = upload(stream, [0].into_iter())?;
+    let zero = upload(stream, [0].into_iter())?;
     let mut out = stream.gpu().alloc::<bf16>(n_rows * 16 * 128)?;
     let us = time(stream, 1, |stream, _| {
         let batch = PromptBatch {
@@ -180,7 +180,7 @@ fn time_prompt(stream: &Stream, pass: Pass) -> Result<()> {
             expanded: expanded.view(),
             k_pe: k_pe.view(),
             k_pe_stride: 576,
-            first_key: first_key.view(),
+            group: KeyGroup { group_of: zero.view(), group: 0, first_key: zero.view() },
             rows: arrays.rows(),
         };
         attention.attend(stream, &batch, out.view_mut())

@@ -92,7 +92,7 @@ pub use check::PassRows;
 pub use indexer::{IndexBatch, IndexSizes, Indexer, SelectionMut};
 pub use moe::{ExpertSum, Experts, MoeScratch, Routing};
 pub use norms::{MtpInput, Norm};
-pub use prompt::{PromptAttention, PromptBatch, PromptSizes};
+pub use prompt::{KeyGroup, PromptAttention, PromptBatch, PromptSizes};
 pub use rope::{Heads, IndexKeys, MlaLatents, RopeTable};
 pub use router::{RouterScratch, RouterWeights, RoutingMut};
 pub use sampling::{AcceptedRuns, Sampling, Windows};

@@ -53,11 +53,29 @@ pub struct PromptBatch<'a, E> {
     pub k_pe: View<'a, E>,
     /// Values from a row of `k_pe` to the next.
     pub k_pe_stride: usize,
-    /// Where each sequence's position 0 is among the keys; -1 for a sequence that is not there,
-    /// whose rows are not written. `[n_seqs]`.
-    pub first_key: View<'a, i32>,
+    /// Which sequences have their keys there; the rows of others are not written.
+    pub group: KeyGroup<'a>,
     /// The rows.
     pub rows: PagedRows<'a>,
+}
+
+/// Sequences whose keys are expanded together.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyGroup<'a> {
+    /// The group of each sequence, `[n_seqs]`; a negative number for none.
+    pub group_of: View<'a, i32>,
+    /// This group.
+    pub group: i32,
+    /// Where each sequence's position 0 is among the keys of its group, `[n_seqs]`.
+    pub first_key: View<'a, i32>,
+}
+
+impl<'a> KeyGroup<'a> {
+    fn push(&self, n_seqs: usize, args: &mut Args<'a>) {
+        assert_eq!(self.first_key.len(), n_seqs, "first_key is [n_seqs]");
+        assert_eq!(self.group_of.len(), n_seqs, "group_of is [n_seqs]");
+        args.view(self.first_key).view(self.group_of).i32(self.group);
+    }
 }
 
 /// `out[t, h] = sum_p softmax_p(scale * (q_nope[t, h] . k_nope_p[h] + q_pe[t, h] . k_pe_p)) v_p[h]`
@@ -99,8 +117,8 @@ impl<E: GemmElement> PromptAttention<E> {
         Ok(Some(Self { sizes, kernel, gather, shared, _element: PhantomData }))
     }
 
-    /// Copies the rows of a paged cache, `[n_slots, width]`, that belong to sequences with a
-    /// `first_key`, to `out`, `[n_keys, width]`.
+    /// Copies the rows of a paged cache, `[n_slots, width]`, that belong to sequences of a group, to
+    /// `out`, `[n_keys, width]`.
     ///
     /// # Errors
     ///
@@ -112,17 +130,17 @@ impl<E: GemmElement> PromptAttention<E> {
     pub fn gather_keys<'a>(
         &self,
         stream: &Stream,
-        (rows, first_key): (PagedRows<'a>, View<'a, i32>),
+        (rows, group): (PagedRows<'a>, KeyGroup<'a>),
         (cache, width): (View<'a, E>, usize),
         max_kv_len: usize,
         out: ViewMut<'a, E>,
     ) -> Result<(), GpuError> {
         rows.check();
         assert!(width.is_multiple_of(8) && cache.len().is_multiple_of(width), "rows are aligned");
-        assert_eq!(first_key.len(), rows.n_seqs(), "first_key is [n_seqs]");
         let (n_keys, n_slots) = (out.len() / width, cache.len() / width);
         let mut args = Args::new();
-        args.view_mut(out).view(cache).view(rows.kv_len).view(first_key);
+        args.view_mut(out).view(cache).view(rows.kv_len);
+        group.push(rows.n_seqs(), &mut args);
         rows.push_blocks(&mut args, n_slots);
         args.i32(as_i32(width)).i32(as_i32(n_keys));
         let grid = [as_u32(max_kv_len.div_ceil(GATHERED)), as_u32(rows.n_seqs()), 1];
@@ -149,8 +167,7 @@ impl<E: GemmElement> PromptAttention<E> {
         out: ViewMut<'a, E>,
     ) -> Result<(), GpuError> {
         let PromptSizes { n_heads, nope_dim, rope_dim, v_dim, scale } = self.sizes;
-        let PromptBatch { q, q_stride, q_pe, expanded, k_pe, k_pe_stride, first_key, rows } =
-            *batch;
+        let PromptBatch { q, q_stride, q_pe, expanded, k_pe, k_pe_stride, group, rows } = *batch;
         rows.check();
         let (n_rows, n_seqs) = (rows.n_rows(), rows.n_seqs());
         let n_keys = expanded.len() / (n_heads * (nope_dim + v_dim));
@@ -159,11 +176,11 @@ impl<E: GemmElement> PromptAttention<E> {
         assert!(q_pe.len() >= n_rows * n_heads * rope_dim, "q_pe is [T, H, rope_dim]");
         assert!(k_pe.len() + k_pe_stride >= n_keys * k_pe_stride + rope_dim, "k_pe has the keys");
         assert!([q_stride, k_pe_stride].iter().all(|n| n.is_multiple_of(8)), "rows are aligned");
-        assert_eq!(first_key.len(), n_seqs, "first_key is [n_seqs]");
         assert!(out.len() >= n_rows * n_heads * v_dim, "out is [T, H, v_dim]");
         let mut args = Args::new();
         args.view_mut(out).view(q).view(q_pe).view(expanded).view(k_pe);
-        args.view(rows.row_pos).view(rows.row_seq).view(rows.row_start).view(first_key);
+        args.view(rows.row_pos).view(rows.row_seq).view(rows.row_start);
+        group.push(n_seqs, &mut args);
         for size in [q_stride, k_pe_stride, n_rows, n_seqs, n_heads, n_keys] {
             args.i32(as_i32(size));
         }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use batch_layout::BatchLayout;
-use gpu_kernels::{PromptAttention, PromptBatch, PromptSizes};
+use gpu_kernels::{KeyGroup, PromptAttention, PromptBatch, PromptSizes};
 use gpu_runtime::{Buffer, DType, Gemm, Gpu, GpuError, Matrix, MatrixMut, View, WeightLayout};
 use model_config::ModelConfig;
 
@@ -79,10 +79,9 @@ fn max_keys<E: Element>(config: &ModelConfig, limits: &PassLimits) -> usize {
 /// Sequences of a pass whose rows are chunks, in groups whose keys are expanded at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chunks {
-    /// Where each sequence's keys begin in those of its group, -1 for sequences that are no chunk:
-    /// of all groups together, then of each, whose own sequences alone are not -1.
-    /// `[1 + groups, n_seqs]`.
-    pub(crate) first_key: Vec<i32>,
+    /// Each sequence's group, -1 for sequences that are no chunk; then where its keys begin in those
+    /// of its group. `[2, n_seqs]`.
+    pub(crate) places: Vec<i32>,
     /// Keys of each group.
     pub(crate) n_keys: Vec<usize>,
     /// Whether every sequence is a chunk.
@@ -93,8 +92,8 @@ impl Chunks {
     /// The sequences of more than `max_window` rows and at most `max_keys` keys.
     pub(crate) fn of_layout(layout: &BatchLayout, max_window: usize, max_keys: usize) -> Self {
         let n_seqs = layout.n_seqs();
-        let mut chunks = Self { is_whole_pass: true, ..Self::default() };
-        let (mut all, mut groups) = (vec![-1; n_seqs], Vec::<i32>::new());
+        let mut chunks =
+            Self { places: vec![-1; 2 * n_seqs], is_whole_pass: true, ..Self::default() };
         for (seq, ends) in layout.cu_seqlens_q().windows(2).enumerate() {
             let (n_rows, n_keys) = ((ends[1] - ends[0]) as usize, layout.kv_lens()[seq] as usize);
             if n_rows <= max_window || n_keys > max_keys {
@@ -103,15 +102,12 @@ impl Chunks {
             }
             if chunks.n_keys.last().is_none_or(|&last| last + n_keys > max_keys) {
                 chunks.n_keys.push(0);
-                groups.extend(std::iter::repeat_n(-1, n_seqs));
             }
             let group = chunks.n_keys.len() - 1;
-            let first = chunks.n_keys[group] as i32;
-            (all[seq], groups[group * n_seqs + seq]) = (first, first);
+            chunks.places[seq] = group as i32;
+            chunks.places[n_seqs + seq] = chunks.n_keys[group] as i32;
             chunks.n_keys[group] += n_keys;
         }
-        chunks.first_key = all;
-        chunks.first_key.extend(groups);
         chunks
     }
 }
@@ -119,28 +115,25 @@ impl Chunks {
 /// [`Chunks`] on the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChunkViews<'a> {
+    /// Not negative for sequences that are chunks.
+    pub(crate) group_of: View<'a, i32>,
     first_key: View<'a, i32>,
-    n_seqs: usize,
     n_keys: &'a [usize],
     pub(crate) is_whole_pass: bool,
 }
 
 impl<'a> ChunkViews<'a> {
     /// `None` where no sequence is a chunk.
-    pub(crate) fn new(
-        chunks: &'a Chunks,
-        n_seqs: usize,
-        first_key: &'a Buffer<i32>,
-    ) -> Option<Self> {
+    pub(crate) fn new(chunks: &'a Chunks, places: &'a Buffer<i32>) -> Option<Self> {
         let Chunks { n_keys, is_whole_pass, .. } = chunks;
-        let first_key = first_key.slice(..chunks.first_key.len());
-        let views = Self { first_key, n_seqs, n_keys, is_whole_pass: *is_whole_pass };
+        let n_seqs = chunks.places.len() / 2;
+        let views = Self {
+            group_of: places.slice(..n_seqs),
+            first_key: places.slice(n_seqs..2 * n_seqs),
+            n_keys,
+            is_whole_pass: *is_whole_pass,
+        };
         (!n_keys.is_empty()).then_some(views)
-    }
-
-    /// Not negative for sequences that are chunks.
-    pub(crate) fn all(self) -> View<'a, i32> {
-        self.first_key.slice(..self.n_seqs)
     }
 }
 
@@ -167,11 +160,11 @@ impl<E: Element> Device<E> {
         let (mut latents, mut expanded) =
             (expansion.latents.borrow_mut(), expansion.expanded.borrow_mut());
         for (group, &n_keys) in chunks.n_keys.iter().enumerate() {
-            let first_key = chunks.first_key.slice((1 + group) * chunks.n_seqs..);
-            let first_key = first_key.slice(..chunks.n_seqs);
+            let ChunkViews { group_of, first_key, .. } = chunks;
+            let group = KeyGroup { group_of, group: group as i32, first_key };
             expansion.attention.gather_keys(
                 &self.stream,
-                (pass.paged, first_key),
+                (pass.paged, group),
                 (cache.latent.view(), cache_width),
                 pass.bounds.max_kv_len,
                 latents.slice_mut(..n_keys * cache_width),
@@ -196,7 +189,7 @@ impl<E: Element> Device<E> {
                 expanded: expanded.slice(..n_keys * width),
                 k_pe: latents.slice(sizes.kv_rank..n_keys * cache_width),
                 k_pe_stride: cache_width,
-                first_key,
+                group,
                 rows: pass.paged,
             };
             expansion.attention.attend(&self.stream, &batch, ws.values.view_mut())?;
@@ -228,7 +221,6 @@ mod tests {
         let chunks = Chunks::of_layout(&layout, 2, 64);
         assert_eq!(chunks.n_keys, [48, 20]);
         assert!(!chunks.is_whole_pass);
-        let rows: Vec<&[i32]> = chunks.first_key.chunks(5).collect();
-        assert_eq!(rows, [[0, -1, -1, 8, 0], [0, -1, -1, 8, -1], [-1, -1, -1, -1, 0]]);
+        assert_eq!(chunks.places, [0, -1, -1, 0, 1, 0, -1, -1, 8, 0]);
     }
 }

@@ -8,7 +8,6 @@ use gpu_runtime::{Buffer, Gemm, GpuError, Matrix, MatrixMut, View, ViewMut, Weig
 use model_config::MoeConfig;
 
 use crate::device::Device;
-use crate::expansion::ChunkViews;
 use crate::loader::Element;
 use crate::pass::Pass;
 use crate::sizes::Sizes;
@@ -176,7 +175,7 @@ impl<E: Element> Layer<E> {
             cache: cache.latent.view(),
             rows: pass.paged,
             selection: (keys != Keys::All).then_some(selection),
-            skipped: pass.chunks.filter(|_| keys == Keys::All).map(ChunkViews::all),
+            skipped: pass.chunks.filter(|_| keys == Keys::All).map(|chunks| chunks.group_of),
             max_kv_len: pass.bounds.max_kv_len,
             max_split_len: pass.bounds.max_split_len,
             rows_per_seq: pass.bounds.rows_per_seq,

@@ -83,7 +83,7 @@ fn between_passes(sizes: &Sizes, limits: &PassLimits) -> Lens {
     Lens {
         words: row_arrays(n_rows, max_seqs)
             + tables
-            + max_seqs * (max_seqs + 1)
+            + 2 * max_seqs
             + n_rows
             + max_seqs * max_window * sizes.vocab,
         elements: 3 * n_rows * sizes.hidden,

@@ -51,8 +51,8 @@ pub(crate) struct Work<E> {
     of_draft: Buffer<E>,
     pub(crate) rows: RowArrays,
     pub(crate) tables: Buffer<i32>,
-    /// As [`Chunks`] have it.
-    first_key: Buffer<i32>,
+    /// As [`Chunks`] have them.
+    places: Buffer<i32>,
     /// Rows to be taken.
     chosen_rows: Buffer<i32>,
     outgoing: Outgoing,
@@ -173,7 +173,7 @@ impl<E: Element> GpuModel<E> {
     pub fn forward(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<(), GpuError> {
         let uploaded = self.upload(ids, layout)?;
         let Self { device, layers, caches, work, .. } = self;
-        let arrays = Arrays { rows: &work.rows, tables: &work.tables, first_key: &work.first_key };
+        let arrays = Arrays { rows: &work.rows, tables: &work.tables, places: &work.places };
         let pass = uploaded.pass((ids.len(), layout.n_seqs()), arrays);
         let target = Target { table: &self.table, layers, norm: &self.norm };
         target.forward(device, &pass, caches, &mut work.all)?;
@@ -231,7 +231,7 @@ impl<E: Element> GpuModel<E> {
         let cache = &mut self.caches[self.config.num_hidden_layers + draft.layer];
         let (device, work) = (&self.device, &mut self.work);
         let shape = (draft.ids.len(), draft.layout.n_seqs());
-        let arrays = Arrays { rows: &work.rows, tables: &work.tables, first_key: &work.first_key };
+        let arrays = Arrays { rows: &work.rows, tables: &work.tables, places: &work.places };
         let pass = uploaded.pass(shape, arrays);
         mtp.begin(device, &pass, work.hidden.view(), (cache, keys), &mut work.all)?;
         let n_rows = match draft.output {
@@ -249,7 +249,7 @@ impl<E: Element> GpuModel<E> {
                 let ids = vec![0; rows.len()];
                 let uploaded = upload(device, (&ids, layout), work, &self.limits)?;
                 let arrays =
-                    Arrays { rows: &work.rows, tables: &work.tables, first_key: &work.first_key };
+                    Arrays { rows: &work.rows, tables: &work.tables, places: &work.places };
                 let pass = uploaded.pass((ids.len(), ids.len()), arrays);
                 mtp.end(device, &pass, (cache, keys), &mut work.single)?;
                 rows.len()
@@ -331,9 +331,9 @@ struct Uploaded {
 impl Uploaded {
     /// The pass of `(rows, sequences)` over it.
     fn pass<'a>(&'a self, shape: (usize, usize), arrays: Arrays<'a>) -> Pass<'a> {
-        let Arrays { rows, tables, first_key } = arrays;
+        let Arrays { rows, tables, places } = arrays;
         let tables = Tables { blocks: tables.slice(..self.n_table), block_size: self.block_size };
-        let chunks = ChunkViews::new(&self.chunks, shape.1, first_key);
+        let chunks = ChunkViews::new(&self.chunks, places);
         Pass { chunks, ..rows.pass(shape, tables, self.bounds) }
     }
 }
@@ -343,7 +343,7 @@ impl Uploaded {
 struct Arrays<'a> {
     rows: &'a RowArrays,
     tables: &'a Buffer<i32>,
-    first_key: &'a Buffer<i32>,
+    places: &'a Buffer<i32>,
 }
 
 fn upload<E: Element>(
@@ -356,10 +356,10 @@ fn upload<E: Element>(
     assert!(ids.len() <= limits.max_rows, "a pass has at most {} rows", limits.max_rows);
     let tables = layout.block_tables();
     let chunks = device.chunks_of(layout, limits.max_window);
-    let first_key = &chunks.first_key;
+    let places = &chunks.places;
     let mut parts = Vec::from(work.rows.parts_of(layout, ids));
     parts.push((tables, work.tables.slice_mut(..tables.len())));
-    parts.push((first_key, work.first_key.slice_mut(..first_key.len())));
+    parts.push((places, work.places.slice_mut(..places.len())));
     work.outgoing.send(&device.stream, &mut parts)?;
     Ok(Uploaded {
         n_table: tables.len(),
@@ -425,7 +425,7 @@ impl<E: Element> Work<E> {
             of_draft: hidden()?,
             rows: RowArrays::new(gpu, most, max_seqs)?,
             tables: gpu.alloc(n_table)?,
-            first_key: gpu.alloc(max_seqs * (max_seqs + 1))?,
+            places: gpu.alloc(2 * max_seqs)?,
             chosen_rows: gpu.alloc(most)?,
             outgoing: Outgoing::new(gpu, 4 * most + 2 * max_seqs + 1 + n_table)?,
             logits: gpu.alloc(max_seqs * max_window * sizes.vocab)?,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::{Result, ensure};
-use gpu_kernels::{PromptAttention, PromptBatch, PromptSizes};
+use gpu_kernels::{KeyGroup, PromptAttention, PromptBatch, PromptSizes};
 use gpu_runtime::Stream;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -109,6 +109,9 @@ impl<E: Elem> Case<E> {
         let expanded = upload(stream, &self.expanded)?;
         let k_pe = upload(stream, &self.k_pe)?;
         let first_key = upload(stream, &self.first_key[seqs.clone()])?;
+        // All but the third are of this group.
+        let group_of: Vec<i32> = seqs.clone().map(|seq| if seq == 2 { -1 } else { 1 }).collect();
+        let group_of = upload(stream, &group_of)?;
         let alone = if seqs.len() == 1 { self.batch.alone(seqs.start) } else { self.batch.clone() };
         let uploaded = Uploaded::new(stream, &alone)?;
         let n = rows.len() * N_HEADS * VALUE;
@@ -120,7 +123,7 @@ impl<E: Elem> Case<E> {
             expanded: expanded.view(),
             k_pe: k_pe.view(),
             k_pe_stride: PE_STRIDE,
-            first_key: first_key.view(),
+            group: KeyGroup { group_of: group_of.view(), group: 1, first_key: first_key.view() },
             rows: uploaded.rows(),
         };
         attention.attend(stream, &batch, out.view_mut())?;

@@ -24,7 +24,6 @@ struct Chunk {
     const int* row_pos;
     const int* row_seq;
     const int* row_start;
-    const int* first_key;     // Of each sequence; -1 for one that is not here.
     int q_stride, k_pe_stride, n_rows, n_seqs, n_heads, n_keys;
     float scale;
 };
@@ -119,11 +118,11 @@ DEVICE void attend(const Chunk& c, int first_key, int head, int end, unsigned le
 // keys, sequences.
 extern "C" __global__ void __launch_bounds__(256)
 gather_keys(elem_t* out, const elem_t* cache, const int* kv_len, const int* first_key,
-            const int* block_table, int table_stride, int block_size, int n_slots, int width,
-            int n_keys) {
+            const int* group_of, int group, const int* block_table, int table_stride,
+            int block_size, int n_slots, int width, int n_keys) {
     const Blocks blocks = {block_table, table_stride, block_size, n_slots};
     const int seq = blockIdx.y, first = first_key[seq], n_pieces = width / 8;
-    if (first < 0) return;
+    if (group_of[seq] != group) return;
     const int n = min(kv_len[seq], n_keys - first);
     for (int i = threadIdx.x; i < GATHERED * n_pieces; i += blockDim.x) {
         const int key = blockIdx.x * GATHERED + i / n_pieces, at = i % n_pieces;
@@ -139,18 +138,19 @@ gather_keys(elem_t* out, const elem_t* cache, const int* kv_len, const int* firs
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 prompt_attention(elem_t* out, const elem_t* q, const elem_t* q_pe, const elem_t* expanded,
                  const elem_t* k_pe, const int* row_pos, const int* row_seq,
-                 const int* row_start, const int* first_key, int q_stride, int k_pe_stride,
-                 int n_rows, int n_seqs, int n_heads, int n_keys, float scale) {
+                 const int* row_start, const int* first_key, const int* group_of, int group,
+                 int q_stride, int k_pe_stride, int n_rows, int n_seqs, int n_heads, int n_keys,
+                 float scale) {
     extern __shared__ __align__(1024) unsigned char slabs[];
     __shared__ int visible_s[ROWS];
-    const Chunk c = {out, q, q_pe, expanded, k_pe, row_pos, row_seq, row_start, first_key,
+    const Chunk c = {out, q, q_pe, expanded, k_pe, row_pos, row_seq, row_start,
                      q_stride, k_pe_stride, n_rows, n_seqs, n_heads, n_keys, scale};
     const int tid = threadIdx.x, lane = tid % 32, head = blockIdx.y;
     // Rows that see the most begin first.
     const int number = gridDim.x - 1 - blockIdx.x;
     const SeqTile tile = find_tile(row_start, n_seqs, 0, n_rows, 1, ROWS, number);
-    const int key0 = tile.n > 0 ? first_key[tile.seq] : -1;
-    if (key0 < 0) return;
+    if (tile.n == 0 || group_of[tile.seq] != group) return;
+    const int key0 = first_key[tile.seq];
     const int row0 = min(max(row_start[tile.seq], 0), n_rows) + tile.first;
     if (tid < ROWS) {
         const bool is_row = tid < tile.n && row_seq[row0 + tid] >= 0;
