@@ -81,8 +81,8 @@ impl<'a> KeyGroup<'a> {
 /// `out[t, h] = sum_p softmax_p(scale * (q_nope[t, h] . k_nope_p[h] + q_pe[t, h] . k_pe_p)) v_p[h]`
 /// over the keys `0..=position` of a row's sequence.
 ///
-/// It does for chunks what [`Mla`](crate::Mla) does over latents, with `nope_dim + rope_dim + v_dim`
-/// products for each head, row and key in place of `2 * kv_lora_rank + rope_dim`.
+/// It does for chunks what [`Mla`](crate::Mla) does over latents, with `nope_dim + rope_dim +
+/// v_dim` products for each head, row and key in place of `2 * kv_lora_rank + rope_dim`.
 #[derive(Debug)]
 pub struct PromptAttention<E> {
     sizes: PromptSizes,
@@ -117,8 +117,8 @@ impl<E: GemmElement> PromptAttention<E> {
         Ok(Some(Self { sizes, kernel, gather, shared, _element: PhantomData }))
     }
 
-    /// Copies the rows of a paged cache, `[n_slots, width]`, that belong to sequences of a group, to
-    /// `out`, `[n_keys, width]`.
+    /// Copies the rows of a paged cache, `[n_slots, width]`, that belong to sequences of a group,
+    /// to `out`, `[n_keys, width]`.
     ///
     /// # Errors
     ///

@@ -79,8 +79,8 @@ fn max_keys<E: Element>(config: &ModelConfig, limits: &PassLimits) -> usize {
 /// Sequences of a pass whose rows are chunks, in groups whose keys are expanded at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chunks {
-    /// Each sequence's group, -1 for sequences that are no chunk; then where its keys begin in those
-    /// of its group. `[2, n_seqs]`.
+    /// Each sequence's group, -1 for sequences that are no chunk; then where its keys begin in
+    /// those of its group. `[2, n_seqs]`.
     pub(crate) places: Vec<i32>,
     /// Keys of each group.
     pub(crate) n_keys: Vec<usize>,
