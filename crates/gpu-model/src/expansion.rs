@@ -42,11 +42,10 @@ impl<E: Element> Expansion<E> {
         let Some(attention) = PromptAttention::new(gpu, prompt_sizes(config))? else {
             return Ok(None);
         };
-        let width = sizes.n_heads * (sizes.nope + sizes.v);
         Ok(Some(Self {
             attention,
             latents: RefCell::new(gpu.alloc(max_keys * sizes.cache())?),
-            expanded: RefCell::new(gpu.alloc(max_keys * width)?),
+            expanded: RefCell::new(gpu.alloc(max_keys * sizes.expanded())?),
             max_keys,
         }))
     }
@@ -54,7 +53,7 @@ impl<E: Element> Expansion<E> {
     /// Elements of what it works in, where the device has the kernels.
     pub(crate) fn n_elements(config: &ModelConfig, limits: &PassLimits) -> usize {
         let sizes = Sizes::of(config);
-        max_keys::<E>(config, limits) * (sizes.cache() + sizes.n_heads * (sizes.nope + sizes.v))
+        max_keys::<E>(config, limits) * (sizes.cache() + sizes.expanded())
     }
 }
 
@@ -156,7 +155,7 @@ impl<E: Element> Device<E> {
     ) -> Result<(), GpuError> {
         let expansion = self.expansion.as_ref().expect("chunks are of a device with the kernels");
         let sizes = &self.sizes;
-        let (width, cache_width) = (sizes.n_heads * (sizes.nope + sizes.v), sizes.cache());
+        let (width, cache_width) = (sizes.expanded(), sizes.cache());
         let (mut latents, mut expanded) =
             (expansion.latents.borrow_mut(), expansion.expanded.borrow_mut());
         for (group, &n_keys) in chunks.n_keys.iter().enumerate() {

@@ -49,10 +49,7 @@ pub(crate) struct Work<E> {
     of_target: Buffer<E>,
     /// Those that the last draft pass left.
     of_draft: Buffer<E>,
-    pub(crate) rows: RowArrays,
-    pub(crate) tables: Buffer<i32>,
-    /// As [`Chunks`] have them.
-    places: Buffer<i32>,
+    arrays: Arrays,
     /// Rows to be taken.
     chosen_rows: Buffer<i32>,
     outgoing: Outgoing,
@@ -173,8 +170,7 @@ impl<E: Element> GpuModel<E> {
     pub fn forward(&mut self, ids: &[i32], layout: &BatchLayout) -> Result<(), GpuError> {
         let uploaded = self.upload(ids, layout)?;
         let Self { device, layers, caches, work, .. } = self;
-        let arrays = Arrays { rows: &work.rows, tables: &work.tables, places: &work.places };
-        let pass = uploaded.pass((ids.len(), layout.n_seqs()), arrays);
+        let pass = work.arrays.pass(&uploaded);
         let target = Target { table: &self.table, layers, norm: &self.norm };
         target.forward(device, &pass, caches, &mut work.all)?;
         let n = ids.len() * device.sizes.hidden;
@@ -230,9 +226,7 @@ impl<E: Element> GpuModel<E> {
         let keys = mtp.keys(draft.selection.is_some());
         let cache = &mut self.caches[self.config.num_hidden_layers + draft.layer];
         let (device, work) = (&self.device, &mut self.work);
-        let shape = (draft.ids.len(), draft.layout.n_seqs());
-        let arrays = Arrays { rows: &work.rows, tables: &work.tables, places: &work.places };
-        let pass = uploaded.pass(shape, arrays);
+        let pass = work.arrays.pass(&uploaded);
         mtp.begin(device, &pass, work.hidden.view(), (cache, keys), &mut work.all)?;
         let n_rows = match draft.output {
             None => {
@@ -248,9 +242,7 @@ impl<E: Element> GpuModel<E> {
                 mtp.narrow(device, chosen, &work.all, &mut work.single)?;
                 let ids = vec![0; rows.len()];
                 let uploaded = upload(device, (&ids, layout), work, &self.limits)?;
-                let arrays =
-                    Arrays { rows: &work.rows, tables: &work.tables, places: &work.places };
-                let pass = uploaded.pass((ids.len(), ids.len()), arrays);
+                let pass = work.arrays.pass(&uploaded);
                 mtp.end(device, &pass, (cache, keys), &mut work.single)?;
                 rows.len()
             }
@@ -322,28 +314,44 @@ impl<E: Element> GpuModel<E> {
 
 /// What the host knows of an uploaded layout.
 struct Uploaded {
+    /// Rows and sequences.
+    shape: (usize, usize),
     n_table: usize,
     block_size: usize,
     bounds: Bounds,
     chunks: Chunks,
 }
 
-impl Uploaded {
-    /// The pass of `(rows, sequences)` over it.
-    fn pass<'a>(&'a self, shape: (usize, usize), arrays: Arrays<'a>) -> Pass<'a> {
-        let Arrays { rows, tables, places } = arrays;
-        let tables = Tables { blocks: tables.slice(..self.n_table), block_size: self.block_size };
-        let chunks = ChunkViews::new(&self.chunks, places);
-        Pass { chunks, ..rows.pass(shape, tables, self.bounds) }
-    }
+/// Where a layout lies on the device.
+pub(crate) struct Arrays {
+    rows: RowArrays,
+    tables: Buffer<i32>,
+    /// As [`Chunks`] have them.
+    places: Buffer<i32>,
 }
 
-/// Where a layout lies on the device.
-#[derive(Clone, Copy)]
-struct Arrays<'a> {
-    rows: &'a RowArrays,
-    tables: &'a Buffer<i32>,
-    places: &'a Buffer<i32>,
+impl Arrays {
+    fn new(gpu: &Gpu, limits: &PassLimits) -> Result<Self, GpuError> {
+        let max_seqs = limits.max_seqs;
+        Ok(Self {
+            rows: RowArrays::new(gpu, limits.most_rows(), max_seqs)?,
+            tables: gpu.alloc(max_seqs * limits.table_stride())?,
+            places: gpu.alloc(2 * max_seqs)?,
+        })
+    }
+
+    /// Integers of all arrays.
+    fn len(&self) -> usize {
+        self.rows.len() + self.tables.len() + self.places.len()
+    }
+
+    /// The pass over a layout that lies here.
+    fn pass<'a>(&'a self, uploaded: &'a Uploaded) -> Pass<'a> {
+        let Uploaded { shape, n_table, block_size, bounds, ref chunks } = *uploaded;
+        let tables = Tables { blocks: self.tables.slice(..n_table), block_size };
+        let chunks = ChunkViews::new(chunks, &self.places);
+        Pass { chunks, ..self.rows.pass(shape, tables, bounds) }
+    }
 }
 
 fn upload<E: Element>(
@@ -357,11 +365,13 @@ fn upload<E: Element>(
     let tables = layout.block_tables();
     let chunks = device.chunks_of(layout, limits.max_window);
     let places = &chunks.places;
-    let mut parts = Vec::from(work.rows.parts_of(layout, ids));
-    parts.push((tables, work.tables.slice_mut(..tables.len())));
-    parts.push((places, work.places.slice_mut(..places.len())));
+    let to = &mut work.arrays;
+    let mut parts = Vec::from(to.rows.parts_of(layout, ids));
+    parts.push((tables, to.tables.slice_mut(..tables.len())));
+    parts.push((places, to.places.slice_mut(..places.len())));
     work.outgoing.send(&device.stream, &mut parts)?;
     Ok(Uploaded {
+        shape: (ids.len(), layout.n_seqs()),
         n_table: tables.len(),
         block_size: limits.block_size,
         bounds: Bounds::of_layout(layout, limits.max_window),
@@ -416,18 +426,16 @@ impl<E: Element> Work<E> {
         let PassLimits { max_seqs, max_window, .. } = *limits;
         let most = limits.most_rows();
         let hidden = || gpu.alloc(most * sizes.hidden);
-        let n_table = max_seqs * limits.table_stride();
+        let arrays = Arrays::new(gpu, limits)?;
         Ok(Self {
             all: of(most)?,
             single: of(max_seqs)?,
             hidden: hidden()?,
             of_target: hidden()?,
             of_draft: hidden()?,
-            rows: RowArrays::new(gpu, most, max_seqs)?,
-            tables: gpu.alloc(n_table)?,
-            places: gpu.alloc(2 * max_seqs)?,
+            outgoing: Outgoing::new(gpu, arrays.len())?,
+            arrays,
             chosen_rows: gpu.alloc(most)?,
-            outgoing: Outgoing::new(gpu, 4 * most + 2 * max_seqs + 1 + n_table)?,
             logits: gpu.alloc(max_seqs * max_window * sizes.vocab)?,
         })
     }

@@ -77,6 +77,12 @@ impl RowArrays {
         })
     }
 
+    /// Integers of all arrays.
+    pub(crate) fn len(&self) -> usize {
+        let Self { pos, seq, slot, ids, start, kv_len } = self;
+        [pos, seq, slot, ids, start, kv_len].iter().map(|array| array.len()).sum()
+    }
+
     /// The first `n_rows` rows and `n_seqs` sequences, to be written.
     pub(crate) fn first_mut(&mut self, (n_rows, n_seqs): (usize, usize)) -> RowsMut<'_> {
         RowsMut {

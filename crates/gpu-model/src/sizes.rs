@@ -66,6 +66,11 @@ impl Sizes {
         self.kv_rank + self.rope
     }
 
+    /// The keys and values of a latent, of all heads, without the rotary part.
+    pub(crate) fn expanded(&self) -> usize {
+        self.n_heads * (self.nope + self.v)
+    }
+
     /// The projections of a layer's input.
     pub(crate) fn qkv(&self, has_indexer: bool) -> usize {
         self.q + self.cache() + if has_indexer { self.index_dim } else { 0 }

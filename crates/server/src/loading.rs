@@ -67,10 +67,7 @@ pub(crate) fn start_engine(args: &EngineSettings, drafting: DraftingArg) -> Resu
     let gpu = open_gpu(&args.device)?;
     let options = runner_options(args, gpu.is_some())?;
     let max_num_batched_tokens = options.max_num_batched_tokens;
-    let scheduler = SchedulerConfig {
-        max_num_batched_tokens,
-        ..scheduler_config(args, drafting, &model.config)
-    };
+    let scheduler = scheduler_config(args, drafting, &model.config, max_num_batched_tokens);
     if max_num_batched_tokens <= args.num_speculative_tokens {
         tracing::warn!(
             max_num_batched_tokens,
@@ -110,6 +107,7 @@ fn scheduler_config(
     args: &EngineSettings,
     drafting: DraftingArg,
     model: &ModelConfig,
+    max_num_batched_tokens: u32,
 ) -> SchedulerConfig {
     let aging_steps = args.priority_aging_steps.unwrap_or(PRIORITY_AGING_STEPS);
     let policy = match args.scheduling_policy {
@@ -118,6 +116,7 @@ fn scheduler_config(
     };
     SchedulerConfig {
         max_num_seqs: args.max_num_seqs,
+        max_num_batched_tokens,
         max_queued_requests: args.max_queued_requests,
         policy,
         long_prefill_token_threshold: args.long_prefill_token_threshold,
@@ -133,7 +132,6 @@ fn scheduler_config(
         },
         eos_token_ids: model.eos_token_ids.clone(),
         enable_prefix_caching: !args.no_prefix_caching,
-        ..SchedulerConfig::default()
     }
 }
 

@@ -101,6 +101,19 @@ PRODUCT(multiply, 160, 80, 0, D80, "%80", "%81", "%82")
 // The same with an `a` whose rows are summed.
 PRODUCT(multiply_trans_a, 16, 8, 1, D8, "%8", "%9", "%10")
 
+// The products of a step of 64 summed columns: two operands of 64 rows, `low` and `high`, with the
+// same `b`.
+template <int N>
+DEVICE void multiply_halves(float (&sums)[2][N], u64 low, u64 high, u64 b) {
+    begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        multiply(sums[0], low + 2 * k, b + 2 * k, true);
+        multiply(sums[1], high + 2 * k, b + 2 * k, true);
+    }
+    commit();
+}
+
 // d (+)= a * b, where `a` are registers of this thread as `mma_16x8x16` takes them for the rows
 // 16 * w .. 16 * w + 16, and `b` an `operand` whose rows are summed.
 #define PRODUCT_OF_REGISTERS(N, COUNT, LIST, A, B, P)                                            \

@@ -68,13 +68,7 @@ struct Tile {
             const unsigned char* stage = stages + step % STAGES * STAGE_BYTES;
             const u64 low = hopper::operand(stage), high = hopper::operand(stage + HALF_BYTES);
             const u64 token = hopper::operand(stage + 2 * HALF_BYTES);
-            hopper::begin();
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                hopper::multiply(sums[0], low + 2 * k, token + 2 * k, true);
-                hopper::multiply(sums[1], high + 2 * k, token + 2 * k, true);
-            }
-            hopper::commit();
+            hopper::multiply_halves(sums, low, high, token);
             // The copies begin while the matrix unit is busy.
             const int next = step + STAGES - 1;
             if (next < n_steps) load(next);

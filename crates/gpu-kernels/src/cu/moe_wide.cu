@@ -111,13 +111,7 @@ struct Work {
             const u64 low = hopper::operand(stage + 2 * group * HALF_BYTES);
             const u64 high = hopper::operand(stage + (2 * group + 1) * HALF_BYTES);
             const u64 token = hopper::operand(stage + TOKENS_AT);
-            hopper::begin();
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                hopper::multiply(sums[0], low + 2 * k, token + 2 * k, true);
-                hopper::multiply(sums[1], high + 2 * k, token + 2 * k, true);
-            }
-            hopper::commit();
+            hopper::multiply_halves(sums, low, high, token);
             load(step + AHEAD);
             hopper::wait<1>();
         }
