@@ -81,9 +81,9 @@ impl GpuSubject {
 }
 
 impl Facts {
-    /// What `n_indexers` indexers did in a pass over this layout.
+    /// What `n_indexers` indexers did in a pass over this layout: nothing where it has no rows.
     fn indexer_counts(&self, layout: &BatchLayout, n_indexers: usize) -> IndexerCounts {
-        let n = n_indexers as u64;
+        let n = if layout.n_tokens() > 0 { n_indexers as u64 } else { 0 };
         let seen = layout.positions().iter().map(|&position| position as u64 + 1);
         let n_scored_keys: u64 = seen.filter(|&seen| seen > self.topk as u64).sum();
         IndexerCounts {
@@ -176,4 +176,31 @@ fn padded(selection: &Selection, topk: usize) -> Result<(Vec<i32>, Vec<i32>), St
         indices.resize(indices.len() + topk - row.len(), -1);
     }
     Ok((indices, rows.iter().map(|row| row.len() as i32).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use batch_layout::SeqSpec;
+
+    use super::*;
+
+    /// Of a prompt that goes on, the draft layer's pass has no rows whose drafts are wanted.
+    #[test]
+    fn a_pass_without_rows_runs_no_indexer() {
+        let facts = Facts {
+            num_mtp_layers: 1,
+            can_share_selection: true,
+            vocab: 8,
+            topk: 2,
+            n_indexers: 3,
+        };
+        let mut layout = BatchLayout::new(4);
+        layout.finish();
+        assert_eq!(facts.indexer_counts(&layout, 1), IndexerCounts::default());
+        layout.clear();
+        layout.push(SeqSpec { n_computed: 1, n_query: 2 }, &[0]);
+        layout.finish();
+        let IndexerCounts { n_launches, n_rows, n_scored_keys } = facts.indexer_counts(&layout, 3);
+        assert_eq!((n_launches, n_rows, n_scored_keys), (3, 6, 9));
+    }
 }
