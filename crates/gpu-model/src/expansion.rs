@@ -1,4 +1,7 @@
 //! Attention of prompt chunks over keys and values that are expanded from latents.
+//!
+//! What a row attends depends on its own sequence: on how many rows the pass has of it, which is
+//! where the scheduler cuts the prompt, and on its length.
 
 use std::cell::RefCell;
 
