@@ -23,8 +23,18 @@ pub(crate) struct Tile {
     threads: u32,
     /// Bytes of dynamic shared memory.
     shared: u32,
-    /// Blocks that go through all tiles; `None` for a block for each.
-    n_blocks: Option<usize>,
+    wide: Option<Wide>,
+}
+
+/// Clusters of blocks that go through all tiles in turn, in place of a block for each, and copy
+/// weights by a tensor map.
+#[derive(Debug)]
+struct Wide {
+    n_clusters: usize,
+    /// Blocks of a cluster.
+    n_blocks: usize,
+    /// Weight rows that are copied at once.
+    box_rows: u32,
 }
 
 impl Tile {
@@ -40,12 +50,16 @@ impl Tile {
                 let shared = n_stages * (height + 128) as u32 * 128;
                 Self::load(module, &format!("hopper_{height}"), (height, 128, 128, shared))
             };
-            // As in `moe_wide.cu`.
-            let wide = Self {
-                n_blocks: Some(gpu.info().n_multiprocessors as usize),
-                ..Self::load(module, "wide", (160, 256, 256, 4 * (256 + 160) * 128))?
-            };
-            return shapes.into_iter().map(shape).chain([Ok(wide)]).collect();
+            let tiles = shapes.into_iter().map(shape);
+            if !gpu.has_tensor_maps() {
+                return tiles.collect();
+            }
+            // As in `moe_wide.cu`: a stage of 256 weights and 160 tokens, and two barriers for it.
+            let shape = (2 * 160, 256, 384, 4 * ((256 + 160) * 128 + 16));
+            let n_clusters = gpu.info().n_multiprocessors as usize / 2;
+            let wide = Some(Wide { n_clusters, n_blocks: 2, box_rows: 64 });
+            let wide = Self { wide, ..Self::load(module, "wide", shape)? };
+            return tiles.chain([Ok(wide)]).collect();
         }
         // Height, weight rows, threads, pieces of 16 bytes a step, stages: as in `moe_gemm.cu`.
         let shapes = [(16, 32, 64, 16, 4), (64, 128, 128, 8, 3), (128, 128, 256, 8, 3)];
@@ -71,7 +85,7 @@ impl Tile {
             kernel.allow_shared(shared).map(|()| kernel)
         };
         let (gate_up, down) = (kernel("gate_up")?, kernel("down")?);
-        Ok(Self { gate_up, down, height, n_out, threads, shared, n_blocks: None })
+        Ok(Self { gate_up, down, height, n_out, threads, shared, wide: None })
     }
 
     /// Blocks for all tiles that `n_pairs` can make, by slices of their outputs.
@@ -79,11 +93,32 @@ impl Tile {
         // Each expert with a row may leave a tile all but one row empty.
         let n_active = n_pairs.min(n_experts);
         let n_tiles = (n_pairs + n_active * (self.height - 1)) / self.height;
-        let grid = match self.n_blocks {
-            Some(n_blocks) => [n_blocks.min(n_tiles * n_slices) as u32, 1, 1],
+        let grid = match self.wide {
+            Some(Wide { n_clusters, n_blocks, .. }) => {
+                [(n_clusters.min(n_tiles * n_slices) * n_blocks) as u32, 1, 1]
+            }
             None => [n_tiles as u32, n_slices as u32, 1],
         };
         Launch { grid, block: [self.threads, 1, 1], shared: self.shared }
+    }
+
+    /// Adds the weights `[.., n_in]` to the arguments of a kernel, as it takes them.
+    fn push_weights<'a, E: GemmElement>(
+        &self,
+        gpu: &Gpu,
+        weights: View<'a, E>,
+        n_in: usize,
+        args: &mut Args<'a>,
+    ) -> Result<(), GpuError> {
+        match self.wide {
+            Some(Wide { box_rows, .. }) => {
+                args.tensor_map(&gpu.tensor_map(weights, n_in, box_rows)?);
+            }
+            None => {
+                args.view(weights);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -228,8 +263,9 @@ impl<E: GemmElement> Kernels<E> {
             return invalid(format!("{n_experts} experts, scratch for {}", scratch.n_experts));
         }
         has_rows("x", x, rows.n_rows * hidden)?;
-        has_rows("gate_up", gate_up, n_experts * 2 * inner * hidden)?;
-        has_rows("down", down, n_experts * hidden * inner)?;
+        let (n_gate_up, n_down) = (n_experts * 2 * inner * hidden, n_experts * hidden * inner);
+        has_rows("gate_up", gate_up, n_gate_up)?;
+        has_rows("down", down, n_down)?;
         has("the experts' scratch", scratch.pair_of.view(), n_pairs)?;
         has("the experts' scratch", scratch.act.view(), n_pairs * inner)?;
         has("the experts' scratch", scratch.out.view(), n_pairs * hidden)?;
@@ -250,14 +286,17 @@ impl<E: GemmElement> Kernels<E> {
         let mut args = Args::new();
         args.view(scratch.tiles.view()).view(scratch.n_tiles.view());
         args.view(scratch.pair_of.view()).i32(top_k).view(x).i32(hidden_arg);
-        args.view(gate_up).i32(inner_arg).view_mut(scratch.act.view_mut());
+        tile.push_weights(self.stream.gpu(), gate_up.slice(..n_gate_up), hidden, &mut args)?;
+        args.i32(inner_arg).view_mut(scratch.act.view_mut());
         let launch = tile.launch(n_pairs, n_experts, (2 * inner).div_ceil(tile.n_out));
         // SAFETY: tiles are of rows and experts that exist; all views have their shapes.
         unsafe { self.launch(&tile.gate_up, launch, &args) }?;
 
         let mut args = Args::new();
         args.view(scratch.tiles.view()).view(scratch.n_tiles.view()).view(scratch.act.view());
-        args.i32(inner_arg).view(down).i32(hidden_arg).view_mut(scratch.out.view_mut());
+        args.i32(inner_arg);
+        tile.push_weights(self.stream.gpu(), down.slice(..n_down), inner, &mut args)?;
+        args.i32(hidden_arg).view_mut(scratch.out.view_mut());
         let launch = tile.launch(n_pairs, n_experts, hidden.div_ceil(tile.n_out));
         // SAFETY: as above.
         unsafe { self.launch(&tile.down, launch, &args) }

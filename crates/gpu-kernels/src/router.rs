@@ -1,17 +1,17 @@
 //! The expert router.
 
-use gpu_runtime::{Args, Buffer, GemmElement, Gpu, GpuError, Launch, Ptr, View, ViewMut};
+use gpu_runtime::{
+    Args, Buffer, GemmElement, Gpu, GpuError, Kernel, Launch, Module, Ptr, View, ViewMut,
+};
 use model_config::{ExpertChoice, MoeConfig, RouterScoring};
 
 use crate::Kernels;
 use crate::check::{PassRows, has, has_rows, int, invalid, width};
 
-kernel_table!(Table { route });
-
-// As in `router.cu`.
+// As in `router_mma.cuh`.
 const THREADS: u32 = 256;
-const TILE_ROWS: usize = 8;
-const TILE_EXPERTS: u32 = 4;
+/// Rows of the lowest tile.
+const MIN_ROWS: usize = 8;
 /// Most experts of a layer, as in `moe.cu`.
 pub(crate) const MAX_EXPERTS: usize = 512;
 /// A lane keeps one of a row's experts.
@@ -64,7 +64,7 @@ impl RouterScratch {
     pub fn new(gpu: &Gpu, max_rows: usize, n_experts: usize) -> Result<Self, GpuError> {
         Ok(Self {
             logits: gpu.alloc(max_rows * n_experts)?,
-            arrived: gpu.alloc_zeroed(max_rows.div_ceil(TILE_ROWS))?,
+            arrived: gpu.alloc_zeroed(max_rows.div_ceil(MIN_ROWS))?,
         })
     }
 }
@@ -101,7 +101,7 @@ impl<E: GemmElement> Kernels<E> {
         router.check(hidden)?;
         has_rows("x", x, rows.n_rows * hidden)?;
         has("the router's scratch", scratch.logits.view(), rows.n_rows * n_experts)?;
-        has("the router's scratch", scratch.arrived.view(), rows.n_rows.div_ceil(TILE_ROWS))?;
+        has("the router's scratch", scratch.arrived.view(), rows.n_rows.div_ceil(MIN_ROWS))?;
         has("ids", out.ids.as_view(), rows.n_rows * top_k)?;
         has("weights", out.weights.as_view(), rows.n_rows * top_k)?;
         let is_greedy = config.choice == ExpertChoice::Greedy;
@@ -120,28 +120,91 @@ impl<E: GemmElement> Kernels<E> {
         args.i32(config.norm_topk_prob.into()).f32(config.routed_scaling_factor as f32);
         args.view_mut(scratch.logits.view_mut()).view_mut(scratch.arrived.view_mut());
         args.view_mut(out.ids).view_mut(out.weights);
-        let info = self.stream.gpu().info();
-        let tiles = rows.n_rows.div_ceil(TILE_ROWS) as u32;
-        // As many blocks as the device holds at once, two for each multiprocessor.
-        let sharing = (2 * info.n_multiprocessors / tiles.max(1)).max(1);
-        let launch = Launch {
-            grid: [(n_experts as u32).div_ceil(TILE_EXPERTS).min(sharing), tiles, 1],
-            block: [THREADS, 1, 1],
-            shared: shared_bytes(THREADS / info.warp_size, n_experts),
-        };
+        let form = self.router.form(self.stream.gpu(), rows.n_rows, n_experts);
+        let launch = form.launch(self.stream.gpu(), rows.n_rows, n_experts);
         // SAFETY: all views have the rows; the scratch is all zeros where blocks are counted.
-        unsafe { self.launch(&self.router.route, launch, &args) }
+        unsafe { self.launch(&form.kernel, launch, &args) }
+    }
+}
+
+/// A kernel for tiles of rows and experts. A logit has the same bits in all of a device.
+#[derive(Debug)]
+struct Form {
+    kernel: Kernel,
+    rows: usize,
+    experts: usize,
+    /// Bytes of shared memory of the stages of a tile's inputs.
+    stages: u32,
+}
+
+impl Form {
+    /// The most that a multiprocessor reads, in bytes for each value of a row.
+    fn cost(&self, gpu: &Gpu, n_rows: usize, n_experts: usize) -> usize {
+        let n_blocks = n_rows.div_ceil(self.rows) * n_experts.div_ceil(self.experts);
+        let per_block = self.rows * 2 + self.experts * 4;
+        n_blocks.div_ceil(gpu.info().n_multiprocessors as usize) * per_block
+    }
+
+    fn launch(&self, gpu: &Gpu, n_rows: usize, n_experts: usize) -> Launch {
+        let info = gpu.info();
+        let tiles = n_rows.div_ceil(self.rows) as u32;
+        let sharing = if self.stages > 0 {
+            u32::MAX
+        } else {
+            // As many blocks as the device holds at once, two for each multiprocessor.
+            (2 * info.n_multiprocessors / tiles.max(1)).max(1)
+        };
+        Launch {
+            grid: [(n_experts.div_ceil(self.experts) as u32).min(sharing), tiles, 1],
+            block: [THREADS, 1, 1],
+            shared: self.stages.max(choice_bytes(gpu, n_experts)),
+        }
     }
 }
 
 /// Three values for each warp and expert.
-fn shared_bytes(n_warps: u32, n_experts: usize) -> u32 {
-    n_warps * 3 * n_experts as u32 * 4
+fn choice_bytes(gpu: &Gpu, n_experts: usize) -> u32 {
+    THREADS / gpu.info().warp_size * 3 * n_experts as u32 * 4
 }
 
+/// The forms of the kernel, the highest tiles first.
+#[derive(Debug)]
+pub(crate) struct Table(Vec<Form>);
+
 impl Table {
-    /// Lets the kernel have the shared memory of the most experts.
+    #[cfg(test)]
+    pub(crate) const NAMES: &[&str] = &["route"];
+
+    /// A module has `route`, or the forms for the matrix unit.
+    pub(crate) fn load(module: &Module) -> Result<Self, GpuError> {
+        if let Ok(kernel) = module.kernel("route") {
+            return Ok(Self(vec![Form { kernel, rows: MIN_ROWS, experts: 4, stages: 0 }]));
+        }
+        // Rows and experts of a tile; chunks of 32 inputs in the stages of each of eight warps.
+        let forms =
+            [("route_many", 64, 64, 2), ("route_middle", 32, 32, 2), ("route_few", MIN_ROWS, 4, 8)];
+        let load = |(name, rows, experts, n_chunks): (&str, usize, usize, usize)| {
+            let stages = (8 * n_chunks * 32 * (rows * 2 + experts * 4)) as u32;
+            Ok(Form { kernel: module.kernel(name)?, rows, experts, stages })
+        };
+        forms.into_iter().map(load).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Lets the kernels have the shared memory of the most experts.
     pub(crate) fn allow_shared(&self, gpu: &Gpu) -> Result<(), GpuError> {
-        self.route.allow_shared(shared_bytes(THREADS / gpu.info().warp_size, MAX_EXPERTS))
+        let shared = |form: &Form| form.stages.max(choice_bytes(gpu, MAX_EXPERTS));
+        self.usable(gpu).try_for_each(|form| form.kernel.allow_shared(shared(form)))
+    }
+
+    /// The forms whose stages a block of the device can have.
+    fn usable(&self, gpu: &Gpu) -> impl Iterator<Item = &Form> {
+        let most = gpu.info().max_shared_per_block;
+        self.0.iter().filter(move |form| form.stages <= most)
+    }
+
+    /// The form whose busiest multiprocessor reads least; the highest such tiles.
+    fn form(&self, gpu: &Gpu, n_rows: usize, n_experts: usize) -> &Form {
+        let best = self.usable(gpu).min_by_key(|form| form.cost(gpu, n_rows, n_experts));
+        best.expect("the lowest tiles fit every device")
     }
 }

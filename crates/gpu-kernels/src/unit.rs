@@ -22,7 +22,8 @@ macro_rules! unit {
 }
 
 pub(crate) const LAYERS: Unit = unit!("layers":
-    "portable.cuh", "hopper.cuh", "rows.cuh", "norms.cu", "rope.cu", "elementwise.cu", "router.cu",
+    "portable.cuh", "hopper.cuh", "cluster.cuh", "rows.cuh", "norms.cu", "rope.cu",
+    "elementwise.cu", "router_mma.cuh", "router.cu",
     "moe.cu", "moe_gemm.cu", "moe_hopper.cu", "moe_wide.cu";);
 pub(crate) const ATTENTION: Unit = unit!("attention":
     "portable.cuh", "hopper.cuh", "paged.cuh", "softmax_hopper.cuh", "attention.cu",

@@ -1,4 +1,5 @@
-//! How long passes over prompts take, without a server: `prompt_time CONFIG_FOLDER`.
+//! How long passes over prompts take, without a server:
+//! `prompt_time CONFIG_FOLDER [SEQUENCES ROWS START]`, all shapes below or one.
 //!
 //! Dummy weights in bfloat16. A pass is the target over all rows and, where the model has one, its
 //! MTP layer up to the KV of them.
@@ -8,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use batch_layout::{BatchLayout, SeqSpec};
 use gpu_model::{DraftPass, GpuModel, HiddenRows, PassLimits};
 use gpu_runtime::{DeviceChoice, Gpu};
@@ -40,7 +41,14 @@ const SHAPES: [(usize, usize, usize); 12] = [
 ];
 
 fn main() -> Result<()> {
-    let dir = PathBuf::from(std::env::args().nth(1).context("give the folder of a config")?);
+    let mut args = std::env::args().skip(1);
+    let dir = PathBuf::from(args.next().context("give the folder of a config")?);
+    let shape = args.map(|arg| arg.parse()).collect::<Result<Vec<usize>, _>>()?;
+    let shapes = match shape[..] {
+        [] => SHAPES.to_vec(),
+        [n_seqs, n_rows, start] => vec![(n_seqs, n_rows, start)],
+        _ => bail!("give sequences, rows of each and tokens before them, or nothing"),
+    };
     let gpu = Gpu::open(&DeviceChoice::Cuda(0))?.context("there is no GPU")?;
     let config = ModelConfig::load(&dir)?;
     println!("{}, {}: median ms (least to most)", gpu.info().name, dir.display());
@@ -49,7 +57,7 @@ fn main() -> Result<()> {
         "{:24} {:>24} {:>9} {:>9} {:>9} {:>10}",
         "sequences x rows @ start", "target alone", "with MTP", "in a row", "queueing", "tokens/s"
     );
-    for (n_seqs, n_rows, start) in SHAPES {
+    for (n_seqs, n_rows, start) in shapes {
         let prompt = Prompt::new(n_seqs, n_rows, start);
         let mut target = repeat(N_TIMED, || prompt.run(&mut model, false))?;
         let mut both = repeat(N_TIMED, || prompt.run(&mut model, true))?;

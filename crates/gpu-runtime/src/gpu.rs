@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use crate::compiler::Compiler;
 use crate::driver::{Driver, Handle};
 use crate::library::{Entry, Libraries, Loaded};
+use crate::tensor_map::EncodeTensorMap;
 use crate::{Api, DeviceChoice, GpuError, kernel_cache_dir};
 
 /// Where a GPU's libraries and compiled kernels are.
@@ -83,6 +84,8 @@ enum Context {
         set_current: Entry<unsafe extern "C" fn(Handle) -> c_int>,
         release: unsafe extern "C" fn(c_int) -> c_int,
         set_function_attribute: Entry<unsafe extern "C" fn(Handle, c_int, c_int) -> c_int>,
+        /// From CUDA 12 on.
+        encode_tensor_map: Option<Entry<EncodeTensorMap>>,
     },
     Rocm {
         device: c_int,
@@ -222,6 +225,14 @@ impl Gpu {
         }
     }
 
+    /// The driver's maker of tensor maps, if it has one.
+    pub(crate) fn tensor_map_encoder(&self) -> Option<&Entry<EncodeTensorMap>> {
+        match &self.0.context {
+            Context::Cuda { encode_tensor_map, .. } => encode_tensor_map.as_ref(),
+            Context::Rocm { .. } => None,
+        }
+    }
+
     /// Whether both are the same open device.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -272,6 +283,10 @@ impl Context {
         let name = "cuFuncSetAttribute";
         // SAFETY: `CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int)`.
         let set_function_attribute = Entry { name, call: unsafe { library.function(name)? } };
+        let name = "cuTensorMapEncodeTiled";
+        // SAFETY: as the type says.
+        let call = unsafe { library.function(name) };
+        let encode_tensor_map = call.ok().map(|call| Entry { name, call });
         let name = "cuDevicePrimaryCtxRetain";
         type Retain = unsafe extern "C" fn(*mut Handle, c_int) -> c_int;
         // SAFETY: `CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice)`.
@@ -279,7 +294,14 @@ impl Context {
         let mut context = Handle::NULL;
         // SAFETY: the context is written where it points.
         driver.check(name, unsafe { retain(&mut context, device) })?;
-        Ok(Self::Cuda { device, context, set_current, release, set_function_attribute })
+        Ok(Self::Cuda {
+            device,
+            context,
+            set_current,
+            release,
+            set_function_attribute,
+            encode_tensor_map,
+        })
     }
 }
 

@@ -56,6 +56,7 @@ mod mailbox;
 mod memory;
 mod module;
 mod stream;
+mod tensor_map;
 
 pub use blas::{Blas, DType, Gemm, GemmElement, Matrix, MatrixMut, WeightLayout};
 pub use cache::{Found, kernel_cache_dir};
@@ -70,3 +71,4 @@ pub use mailbox::{Inbox, Outbox};
 pub use memory::{Buffer, Pinned, Pod, Ptr, View, ViewMut};
 pub use module::{Args, Kernel, KernelResources, Launch, Module};
 pub use stream::{Event, Stream, elapsed_ms};
+pub use tensor_map::TensorMap;

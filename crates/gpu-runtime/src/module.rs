@@ -9,6 +9,7 @@ use crate::cache::Found;
 use crate::driver::{Driver, Handle};
 use crate::error::invalid;
 use crate::memory::{Allocation, Kept};
+use crate::tensor_map::{MapWords, TensorMap};
 use crate::{Gpu, GpuError, Pod, Program, Ptr, View, ViewMut};
 
 /// Kernels in the machine code of one device.
@@ -187,10 +188,13 @@ impl Kernel {
         for (param, value) in params.iter_mut().zip(&args.values[..args.len]) {
             *param = ptr::from_ref(value).cast_mut().cast();
         }
+        if let Some((at, words)) = &args.map {
+            params[*at] = ptr::from_ref(words).cast_mut().cast();
+        }
         let params = params.as_mut_ptr();
         let none = ptr::null_mut();
         // SAFETY: the driver copies from each address what the kernel declares there: at most the
-        // 8 bytes that are there, as the caller vouches. It does not write.
+        // 8 bytes (of a map 128) that are there, as the caller vouches. It does not write.
         unsafe {
             driver.launch_kernel(self.raw, gx, gy, gz, bx, by, bz, shared, stream, params, none)
         }
@@ -224,11 +228,13 @@ pub struct Args<'a> {
     values: [u64; MAX_ARGS],
     len: usize,
     used: [Option<&'a Arc<Allocation>>; MAX_ARGS],
+    /// A map takes more than a word: which argument it is.
+    map: Option<(usize, MapWords)>,
 }
 
 impl Default for Args<'_> {
     fn default() -> Self {
-        Self { values: [0; MAX_ARGS], len: 0, used: [None; MAX_ARGS] }
+        Self { values: [0; MAX_ARGS], len: 0, used: [None; MAX_ARGS], map: None }
     }
 }
 
@@ -263,6 +269,18 @@ impl<'a> Args<'a> {
     /// A pointer to memory that is written. A graph that captures the launch keeps it alive.
     pub fn view_mut<T: Pod>(&mut self, view: ViewMut<'a, T>) -> &mut Self {
         self.push(&view.ptr().address().to_ne_bytes(), Some(view.memory()))
+    }
+
+    /// A `TensorMap`, by value (`__grid_constant__`); one of all arguments. A graph that captures
+    /// the launch keeps its matrix alive.
+    ///
+    /// # Panics
+    ///
+    /// At a second map.
+    pub fn tensor_map(&mut self, map: &TensorMap<'a>) -> &mut Self {
+        assert!(self.map.is_none(), "a kernel of more than one tensor map");
+        self.map = Some((self.len, map.words));
+        self.push(&[], Some(map.memory))
     }
 
     /// A pointer whose memory the caller keeps alive.

@@ -25,9 +25,13 @@ pub(crate) fn check<E: Checked>(
         (limited, "route (best groups)"),
         (two_best, "route (two best)"),
     ] {
-        check_config(report, device, sizes.hidden, (&config, name))?;
+        check_config(report, device, (sizes.hidden, false), (&config, name))?;
     }
-    Ok(())
+    // Neither rows nor experts nor inputs fill the last tile, and weights need all their bits.
+    let wide = MoeConfig { n_routed_experts: 200, n_group: 1, topk_group: 1, ..sizes.moe() };
+    check_config(report, device, (2056, true), (&wide, "route (200 experts)"))?;
+    let narrow = MoeConfig { n_routed_experts: 9, n_group: 1, topk_group: 1, ..sizes.moe() };
+    check_config(report, device, (24, true), (&narrow, "route (9 experts)"))
 }
 
 /// Every second row is of -1, 0 and 1 and the gate of multiples of 1/64: its logits are exact in
@@ -41,15 +45,15 @@ fn row_of<E: Checked>(row: usize, hidden: usize) -> Vec<E> {
 fn check_config<E: Checked>(
     report: &mut Report,
     device: &Device<E>,
-    hidden: usize,
+    (hidden, is_dense): (usize, bool),
     (config, name): (&MoeConfig, &'static str),
 ) -> Result<()> {
     let (n_experts, top_k) = (config.n_routed_experts, config.num_experts_per_tok);
     // Sparse, so that the logits are small and softmax is not of one expert.
-    let gate: Vec<f32> = noise::<f32>(21, n_experts * hidden, 1.0)
-        .iter()
-        .map(|x| if x.abs() > 0.9 { x.signum() / 64.0 } else { 0.0 })
-        .collect();
+    let sparse = |x: f32| if x.abs() > 0.9 { x.signum() / 64.0 } else { 0.0 };
+    let weight = |x: f32| if is_dense { x * 0.05 } else { sparse(x) };
+    let gate: Vec<f32> =
+        noise::<f32>(21, n_experts * hidden, 1.0).into_iter().map(weight).collect();
     let bias: Vec<f32> =
         noise::<f32>(22, n_experts, 4.0).iter().map(|x| x.round() / 64.0).collect();
     let has_bias = config.choice == ExpertChoice::NoauxTc;

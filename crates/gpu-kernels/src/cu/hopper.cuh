@@ -66,6 +66,11 @@ DEVICE void wait() {
 #define D32 "{" TEN() "," TEN(1) "," TEN(2) ",%30,%31}"
 #define D64 "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) ",%60,%61,%62,%63}"
 #define D48 "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) ",%40,%41,%42,%43,%44,%45,%46,%47}"
+#define D60_BEGIN "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5)
+#define D56                                                                                      \
+    "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) ",%50,%51,%52,%53,%54,%55}"
+#define D68 D60_BEGIN ",%60,%61,%62,%63,%64,%65,%66,%67}"
+#define D72 D60_BEGIN "," TEN(6) ",%70,%71}"
 #define D80                                                                                      \
     "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7) "}"
 #define D128                                                                                     \
@@ -78,6 +83,9 @@ DEVICE void wait() {
 #define IO32(i) IO16(i), IO16(i + 16)
 #define IO64(i) IO32(i), IO32(i + 32)
 #define IO48(i) IO32(i), IO16(i + 32)
+#define IO56(i) IO48(i), IO8(i + 48)
+#define IO68(i) IO64(i), IO4(i + 64)
+#define IO72(i) IO64(i), IO8(i + 64)
 #define IO80(i) IO64(i), IO16(i + 64)
 #define IO128(i) IO64(i), IO64(i + 64)
 
@@ -96,7 +104,10 @@ PRODUCT(multiply, 16, 8, 0, D8, "%8", "%9", "%10")
 PRODUCT(multiply, 32, 16, 0, D16, "%16", "%17", "%18")
 PRODUCT(multiply, 64, 32, 0, D32, "%32", "%33", "%34")
 PRODUCT(multiply, 96, 48, 0, D48, "%48", "%49", "%50")
+PRODUCT(multiply, 112, 56, 0, D56, "%56", "%57", "%58")
 PRODUCT(multiply, 128, 64, 0, D64, "%64", "%65", "%66")
+PRODUCT(multiply, 136, 68, 0, D68, "%68", "%69", "%70")
+PRODUCT(multiply, 144, 72, 0, D72, "%72", "%73", "%74")
 PRODUCT(multiply, 160, 80, 0, D80, "%80", "%81", "%82")
 // The same with an `a` whose rows are summed.
 PRODUCT(multiply_trans_a, 16, 8, 1, D8, "%8", "%9", "%10")
@@ -135,6 +146,9 @@ PRODUCT_OF_REGISTERS(256, 128, D128, "{%128,%129,%130,%131}", "%132", "%133")
 #undef IO32
 #undef IO64
 #undef IO48
+#undef IO56
+#undef IO68
+#undef IO72
 #undef IO80
 #undef IO128
 #undef D8
@@ -142,6 +156,10 @@ PRODUCT_OF_REGISTERS(256, 128, D128, "{%128,%129,%130,%131}", "%132", "%133")
 #undef D32
 #undef D64
 #undef D48
+#undef D56
+#undef D60_BEGIN
+#undef D68
+#undef D72
 #undef D80
 #undef D128
 #undef TEN
