@@ -35,9 +35,9 @@ pub(crate) struct MapWords([u64; 16]);
 /// Bytes of a row of a box: those over which pieces of 16 bytes are exchanged.
 const BOX_ROW_BYTES: usize = 128;
 
-/// How the copy engine reads boxes of a row-major matrix: a box of some rows of 128 bytes each comes
-/// to lie row after row, piece `i` of 16 bytes of row `r` at the place of piece `i ^ r % 8`; what is
-/// outside the matrix is zero.
+/// How the copy engine reads boxes of a row-major matrix. A box of some rows of 128 bytes each
+/// comes to lie row after row, piece `i` of 16 bytes of row `r` at the place of piece
+/// `i ^ r % 8`; what is outside the matrix is zero.
 ///
 /// Source: CUDA Driver API, "Tensor Map Object Management".
 #[derive(Clone, Copy)]
