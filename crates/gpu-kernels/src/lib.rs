@@ -126,14 +126,12 @@ impl<E: GemmElement> Kernels<E> {
     }
 
     fn load(gpu: &Gpu, stream: &Stream, module: &Module) -> Result<Self, GpuError> {
-        let router = router::Table::load(module)?;
-        router.allow_shared(gpu)?;
         Ok(Self {
             stream: stream.clone(),
             norms: norms::Table::load(module)?,
             rope: rope::Table::load(module)?,
             elementwise: elementwise::Table::load(module)?,
-            router,
+            router: router::Table::load::<E>(gpu, module)?,
             moe: moe::Table::load(module)?,
             tiles: moe::Tile::load_all::<E>(gpu, module)?,
             _element: PhantomData,

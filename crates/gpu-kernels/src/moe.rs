@@ -23,11 +23,11 @@ pub(crate) struct Tile {
     threads: u32,
     /// Bytes of dynamic shared memory.
     shared: u32,
+    /// `None` for a block for each tile.
     wide: Option<Wide>,
 }
 
-/// Clusters of blocks that go through all tiles in turn, in place of a block for each, and copy
-/// weights by a tensor map.
+/// Clusters of blocks that go through all tiles in turn and copy weights by a tensor map.
 #[derive(Debug)]
 struct Wide {
     n_clusters: usize,

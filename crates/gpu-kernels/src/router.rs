@@ -6,6 +6,7 @@ use gpu_runtime::{
 use model_config::{ExpertChoice, MoeConfig, RouterScoring};
 
 use crate::Kernels;
+use crate::attention::has_matrix_unit;
 use crate::check::{PassRows, has, has_rows, int, invalid, width};
 
 // As in `router_mma.cuh`.
@@ -175,36 +176,29 @@ impl Table {
     #[cfg(test)]
     pub(crate) const NAMES: &[&str] = &["route"];
 
-    /// A module has `route`, or the forms for the matrix unit.
-    pub(crate) fn load(module: &Module) -> Result<Self, GpuError> {
-        if let Ok(kernel) = module.kernel("route") {
-            return Ok(Self(vec![Form { kernel, rows: MIN_ROWS, experts: 4, stages: 0 }]));
-        }
+    /// The forms that the device has the shared memory for, allowed that of the most experts.
+    pub(crate) fn load<E: GemmElement>(gpu: &Gpu, module: &Module) -> Result<Self, GpuError> {
         // Rows and experts of a tile; chunks of 32 inputs in the stages of each of eight warps.
-        let forms =
-            [("route_many", 64, 64, 2), ("route_middle", 32, 32, 2), ("route_few", MIN_ROWS, 4, 8)];
-        let load = |(name, rows, experts, n_chunks): (&str, usize, usize, usize)| {
-            let stages = (8 * n_chunks * 32 * (rows * 2 + experts * 4)) as u32;
-            Ok(Form { kernel: module.kernel(name)?, rows, experts, stages })
+        let shapes: &[(&str, usize, usize, usize)] = if has_matrix_unit::<E>(gpu) {
+            &[("route_many", 64, 64, 2), ("route_middle", 32, 32, 2), ("route_few", MIN_ROWS, 4, 8)]
+        } else {
+            &[("route", MIN_ROWS, 4, 0)]
         };
-        forms.into_iter().map(load).collect::<Result<_, _>>().map(Self)
-    }
-
-    /// Lets the kernels have the shared memory of the most experts.
-    pub(crate) fn allow_shared(&self, gpu: &Gpu) -> Result<(), GpuError> {
-        let shared = |form: &Form| form.stages.max(choice_bytes(gpu, MAX_EXPERTS));
-        self.usable(gpu).try_for_each(|form| form.kernel.allow_shared(shared(form)))
-    }
-
-    /// The forms whose stages a block of the device can have.
-    fn usable(&self, gpu: &Gpu) -> impl Iterator<Item = &Form> {
-        let most = gpu.info().max_shared_per_block;
-        self.0.iter().filter(move |form| form.stages <= most)
+        let mut forms = Vec::new();
+        for &(name, rows, experts, n_chunks) in shapes {
+            let stages = (8 * n_chunks * 32 * (rows * 2 + experts * 4)) as u32;
+            if stages <= gpu.info().max_shared_per_block {
+                let kernel = module.kernel(name)?;
+                kernel.allow_shared(stages.max(choice_bytes(gpu, MAX_EXPERTS)))?;
+                forms.push(Form { kernel, rows, experts, stages });
+            }
+        }
+        Ok(Self(forms))
     }
 
     /// The form whose busiest multiprocessor reads least; the highest such tiles.
     fn form(&self, gpu: &Gpu, n_rows: usize, n_experts: usize) -> &Form {
-        let best = self.usable(gpu).min_by_key(|form| form.cost(gpu, n_rows, n_experts));
+        let best = self.0.iter().min_by_key(|form| form.cost(gpu, n_rows, n_experts));
         best.expect("the lowest tiles fit every device")
     }
 }

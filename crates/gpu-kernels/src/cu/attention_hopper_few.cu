@@ -47,12 +47,12 @@ DEVICE void to_probabilities(float (&s)[8], int left, float scale, Told& told,
         for (int other = 0; other < WARPS; ++other)
             top = fmaxf(top, told.max[other][query_of(q)]);
         const float base = top == MINUS_INF ? 0.f : top;
-        factor[q] = hopper::exp2_of(row_max[q] - base);
+        factor[q] = exp2_of(row_max[q] - base);
         row_max[q] = top;
         float sum = 0;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float p = hopper::exp2_of(s[q / 2 * 4 + q % 2 + 2 * h] - base);
+            const float p = exp2_of(s[q / 2 * 4 + q % 2 + 2 * h] - base);
             sum += p;
             const int at = hopper::pair_at(query_of(q), (key + 8 * h) & ~1);
             store((bf16_t*)(p_s + at) + key % 2, p);

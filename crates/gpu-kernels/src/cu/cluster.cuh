@@ -1,5 +1,5 @@
-// Hopper's copy engine, the barriers in shared memory that its copies arrive at, and clusters of two
-// blocks that run at once and reach each other's shared memory.
+// Hopper's copy engine, the barriers in shared memory that its copies arrive at, and clusters of
+// two blocks that run at once and reach each other's shared memory.
 //
 // Source: PTX ISA 8.0, "mbarrier", "cp.async.bulk.tensor", "barrier.cluster".
 
@@ -13,37 +13,36 @@ namespace hopper {
 
 // A barrier of a count of arrivals, whose phases are numbered 0, 1, 0, 1 and so on.
 DEVICE void init_barrier(u64* barrier, int n_arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(
-                     (unsigned)__cvta_generic_to_shared(barrier)),
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(n_arrivals)
                  : "memory");
 }
 
 // Arrives; what this thread wrote before is seen by who waits.
 DEVICE void arrive(u64* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
-                     (unsigned)__cvta_generic_to_shared(barrier))
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                  : "memory");
 }
 
 // Arrives, and lets the phase wait for the bytes of copies as well.
 DEVICE void arrive_with_bytes(u64* barrier, int n_bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                     (unsigned)__cvta_generic_to_shared(barrier)),
+                     shared_address(barrier)),
                  "r"(n_bytes)
                  : "memory");
 }
 
-// Arrives at the same barrier of a block of this cluster.
+// Arrives at the same barrier of a block of this cluster. What is told is that reads are over, so
+// that no write needs the scope of the cluster, at which each wait would empty the nearest cache.
 DEVICE void arrive_at(u64* barrier, int block) {
     asm volatile("{.reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; "
-                 "mbarrier.arrive.shared::cluster.b64 _, [at];}" ::"r"(
-                     (unsigned)__cvta_generic_to_shared(barrier)),
+                 "mbarrier.arrive.shared::cluster.b64 _, [at];}" ::"r"(shared_address(barrier)),
                  "r"(block)
                  : "memory");
 }
 
-// Waits until the phase is over, of which the last phase but one is over for certain.
+// Waits until a phase of this number is over: the one under way, or the one before it. The caller
+// is at most one phase behind the barrier, so that it cannot mean an older one.
 DEVICE void wait_phase(u64* barrier, int phase) {
     unsigned is_over = 0;
     while (!is_over)
@@ -51,7 +50,7 @@ DEVICE void wait_phase(u64* barrier, int phase) {
                      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
                      "selp.u32 %0, 1, 0, p;}"
                      : "=r"(is_over)
-                     : "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(phase)
+                     : "r"(shared_address(barrier)), "r"(phase)
                      : "memory");
 }
 
@@ -60,10 +59,8 @@ DEVICE void wait_phase(u64* barrier, int phase) {
 DEVICE void copy_box_to_both(void* to, const TensorMap& map, int column, int row, u64* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(
-            (unsigned)__cvta_generic_to_shared(to)),
-        "l"(&map), "r"(column), "r"(row), "r"((unsigned)__cvta_generic_to_shared(barrier)),
-        "h"((unsigned short)3)
+        ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(to)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier)), "h"((unsigned short)3)
         : "memory");
 }
 

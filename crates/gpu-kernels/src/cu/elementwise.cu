@@ -3,9 +3,8 @@
 DEVICE float silu(float x) {
 #if TANDEM_BF16 && TANDEM_SM80
     // A bfloat16 keeps less than these approximations (22 bits) leave.
-    float power, inverse;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-1.44269504f * x));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + exp2_of(-LOG2_E * x)));
     return x * inverse;
 #else
     return x / (1.0f + expf(-x));

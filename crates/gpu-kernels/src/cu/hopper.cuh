@@ -64,26 +64,24 @@ DEVICE void wait() {
 #define D8 "{%0,%1,%2,%3,%4,%5,%6,%7}"
 #define D16 "{" TEN() ",%10,%11,%12,%13,%14,%15}"
 #define D32 "{" TEN() "," TEN(1) "," TEN(2) ",%30,%31}"
-#define D64 "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) ",%60,%61,%62,%63}"
 #define D48 "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) ",%40,%41,%42,%43,%44,%45,%46,%47}"
-#define D60_BEGIN "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5)
 #define D56                                                                                      \
     "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) ",%50,%51,%52,%53,%54,%55}"
+#define D60_BEGIN "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5)
+#define D64 D60_BEGIN ",%60,%61,%62,%63}"
 #define D68 D60_BEGIN ",%60,%61,%62,%63,%64,%65,%66,%67}"
 #define D72 D60_BEGIN "," TEN(6) ",%70,%71}"
-#define D80                                                                                      \
-    "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7) "}"
+#define D80 D60_BEGIN "," TEN(6) "," TEN(7) "}"
 #define D128                                                                                     \
-    "{" TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7)       \
-    "," TEN(8) "," TEN(9) "," TEN(10) "," TEN(11)                                                \
-    ",%120,%121,%122,%123,%124,%125,%126,%127}"
+    D60_BEGIN "," TEN(6) "," TEN(7) "," TEN(8) "," TEN(9) "," TEN(10) "," TEN(11)                \
+              ",%120,%121,%122,%123,%124,%125,%126,%127}"
 #define IO4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define IO8(i) IO4(i), IO4(i + 4)
 #define IO16(i) IO8(i), IO8(i + 8)
 #define IO32(i) IO16(i), IO16(i + 16)
-#define IO64(i) IO32(i), IO32(i + 32)
 #define IO48(i) IO32(i), IO16(i + 32)
 #define IO56(i) IO48(i), IO8(i + 48)
+#define IO64(i) IO32(i), IO32(i + 32)
 #define IO68(i) IO64(i), IO4(i + 64)
 #define IO72(i) IO64(i), IO8(i + 64)
 #define IO80(i) IO64(i), IO16(i + 64)
@@ -144,9 +142,9 @@ PRODUCT_OF_REGISTERS(256, 128, D128, "{%128,%129,%130,%131}", "%132", "%133")
 #undef IO8
 #undef IO16
 #undef IO32
-#undef IO64
 #undef IO48
 #undef IO56
+#undef IO64
 #undef IO68
 #undef IO72
 #undef IO80
@@ -154,10 +152,10 @@ PRODUCT_OF_REGISTERS(256, 128, D128, "{%128,%129,%130,%131}", "%132", "%133")
 #undef D8
 #undef D16
 #undef D32
-#undef D64
 #undef D48
 #undef D56
 #undef D60_BEGIN
+#undef D64
 #undef D68
 #undef D72
 #undef D80

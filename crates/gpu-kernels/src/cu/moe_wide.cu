@@ -1,8 +1,8 @@
-// The products of the experts for many rows each, by Hopper's matrix unit. Two blocks, a cluster, go
-// through tiles of one expert's rows and 256 of its weight rows; each has half of the tile's rows,
-// and half of the weights, which the copy engine writes to both. One warp group of a block copies,
-// without a pause between tiles, the other two compute. Weight rows are the rows of the products. A
-// token's sum runs over its inputs in the order of `moe_hopper.cu`.
+// The products of the experts for many rows each, by Hopper's matrix unit. Two blocks, a cluster,
+// go through tiles of one expert's rows and 256 of its weight rows; each has half of the tile's
+// rows, and half of the weights, which the copy engine writes to both. One warp group of a block
+// copies, without a pause between tiles, the other two compute. Weight rows are the rows of the
+// products. A token's sum runs over its inputs in the order of `moe_hopper.cu`.
 
 #if TANDEM_BF16 && TANDEM_SM90
 namespace moe_wide {
@@ -235,7 +235,8 @@ moe_gate_up_wide(const int* tiles, const int* n_tiles, const int* pair_of, int t
     extern __shared__ __align__(1024) unsigned char slabs[];
     typedef moe_wide::Work<true> Work;
     const int n_slices = (inner + Work::WIDTH - 1) / Work::WIDTH;
-    Work work = {tiles, pair_of, *n_tiles * n_slices, n_slices, top_k, hidden, inner, x, act, slabs};
+    Work work = {tiles, pair_of, *n_tiles * n_slices, n_slices, top_k, hidden, inner,
+                 x, act, slabs};
     work.run_all(weight);
 }
 

@@ -2,8 +2,6 @@
 
 #define MINUS_INF (-__int_as_float(0x7f800000))
 
-constexpr float LOG2_E = 1.4426950408889634f;
-
 // A cache's block tables.
 struct Blocks {
     const int* table;  // [n_seqs, stride]

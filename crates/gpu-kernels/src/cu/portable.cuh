@@ -30,6 +30,8 @@ typedef unsigned long long u64;
 #define F32_NAN __uint_as_float(0x7fc00000u)
 #define F32_INFINITY __uint_as_float(0x7f800000u)
 
+constexpr float LOG2_E = 1.4426950408889634f;
+
 // ---- storage type
 
 struct bf16_t {
@@ -184,15 +186,26 @@ DEVICE float block_max(float x, float* scratch) {
     return max;
 }
 
+#if TANDEM_SM80
+// 2^x to 22 bits; of a result below the normal numbers zero.
+DEVICE float exp2_of(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// The address of shared memory as instructions take it.
+DEVICE unsigned shared_address(const void* at) { return (unsigned)__cvta_generic_to_shared(at); }
+#endif
+
 // ---- copies to shared memory that run beside arithmetic
 
 // Copies 16 bytes, or writes zeros without reading where `real` is false.
 DEVICE void copy16_async(void* shared, const void* global, bool real) {
 #if TANDEM_SM80
-    const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
     const int n_bytes = real ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
-                 "r"(n_bytes)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                 "l"(global), "r"(n_bytes)
                  : "memory");
 #else
     // No conditional expression: of two lvalues it is one, which would force the zero into memory.
@@ -256,15 +269,23 @@ DEVICE void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&
 #endif
 }
 
+#if TANDEM_SM80
+// Four 8 x 8 matrices, of which lane `l` says where row l % 8 of matrix l / 8 lies (as
+// `shared_address` tells it); lane `l` gets the pair l % 4 of row l / 4 of each.
+DEVICE void load_matrices(unsigned& m0, unsigned& m1, unsigned& m2, unsigned& m3, unsigned at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m0), "=r"(m1), "=r"(m2), "=r"(m3)
+                 : "r"(at)
+                 : "memory");
+}
+#endif
+
 // Loads `a` from 16 rows of 16 bfloat16 in shared memory, `stride` values apart (a multiple of 8).
 DEVICE void mma_load_a(unsigned (&a)[4], const bf16_t* tile, int stride) {
     const int lane = threadIdx.x % 32;
 #if TANDEM_SM80
     const bf16_t* row = tile + (lane % 16) * stride + lane / 16 * 8;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                 : "r"((unsigned)__cvta_generic_to_shared(row))
-                 : "memory");
+    load_matrices(a[0], a[1], a[2], a[3], shared_address(row));
 #else
     const bf16_t* at = tile + lane / 4 * stride + lane % 4 * 2;
 #pragma unroll
@@ -279,10 +300,7 @@ DEVICE void mma_load_b2(unsigned (&b)[2][2], const bf16_t* tile, int stride) {
     const int lane = threadIdx.x % 32;
 #if TANDEM_SM80
     const bf16_t* row = tile + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(b[0][0]), "=r"(b[0][1]), "=r"(b[1][0]), "=r"(b[1][1])
-                 : "r"((unsigned)__cvta_generic_to_shared(row))
-                 : "memory");
+    load_matrices(b[0][0], b[0][1], b[1][0], b[1][1], shared_address(row));
 #else
     const bf16_t* at = tile + lane / 4 * stride + lane % 4 * 2;
 #pragma unroll

@@ -22,15 +22,6 @@ DEVICE unsigned upper_halves(float low, float high) {
 // What the upper half leaves of a value, exactly. NaN of a value that is not finite.
 DEVICE float rest(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffff0000u); }
 
-// Four 8 x 8 matrices, of which lane `l` says where row l % 8 of matrix l / 8 lies; lane `l` gets
-// the pair l % 4 of row l / 4 of each.
-DEVICE void load_matrices(unsigned& m0, unsigned& m1, unsigned& m2, unsigned& m3, unsigned at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(m0), "=r"(m1), "=r"(m2), "=r"(m3)
-                 : "r"(at)
-                 : "memory");
-}
-
 // ROWS rows by EXPERTS experts. A warp has STAGES stages of GROUP chunks under way; nothing of its
 // stages concerns another warp. The chunks of a stage hide each other's waits where there are few
 // sums.
@@ -89,7 +80,7 @@ struct MatrixTile {
     // Both halves of a chunk of 16 rows.
     __device__ __forceinline__ static void load_rows(unsigned (&a)[2][4], const void* rows) {
         const int lane = threadIdx.x % 32;
-        const unsigned at = (unsigned)__cvta_generic_to_shared(rows);
+        const unsigned at = shared_address(rows);
         if constexpr (ROWS < 16) {
             load_matrices(a[0][0], a[0][2], a[1][0], a[1][2], at + row_at(lane % 8, lane / 8));
             a[0][1] = a[0][3] = a[1][1] = a[1][3] = 0;

@@ -3,12 +3,6 @@
 #if TANDEM_SM90
 namespace hopper {
 
-DEVICE float exp2_of(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 DEVICE bool any_of_warp(bool yes) { return warp_ballot(yes) != 0; }
 
 // The scores of a tile of keys, then its probabilities, of the two query rows of a thread: rows g
